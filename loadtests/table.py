@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"loadtests table: {args.records}: {error}", file=sys.stderr)
         return 2
     if args.ours not in {record["server"] for record in records}:
-        print(f"loadtests table: {args.records} has nothing of {args.ours}", file=sys.stderr)
+        print(f"loadtests table: {args.records} has no runs of {args.ours}", file=sys.stderr)
         return 2
     print(comparison_table(records, args.ours))
     print("\n" + json.dumps(comparison_summary(records, args.ours) | {"command": "table"}), flush=True)

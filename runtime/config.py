@@ -336,7 +336,7 @@ def _tiers(config: EngineConfig, layout: KVLayout, dtype: str) -> TierLimits | N
     if not config.enable_prefix_caching:
         raise PlanError(f"--{option} extends the prefix cache: leave it or --no-enable-prefix-caching out")
     if config.pipeline_parallel_size > 1:
-        raise PlanError(f"--{option} is not for a model in several stages: leave it or --pipeline-parallel-size alone")
+        raise PlanError(f"--{option} is not supported with --pipeline-parallel-size: leave one of them out")
     about = (config.kv_fingerprint, layout, dtype, config.quantization, config.tensor_parallel_size, config.kernels)
     host_bytes = (config.kv_host_bytes or _DISK_BUFFER_BYTES) // config.data_parallel_size
     slot_bytes = layout.block_bytes * config.tensor_parallel_size
@@ -367,6 +367,6 @@ def _refuse(kinds: tuple[MemoryKind, ...]) -> None:
     attention = [kind.kv for kind in kinds if not isinstance(kind, State | Nothing)]
     scaled = [kv for kv in attention if kv.known_dtype.scale_bytes]
     if any(kv.latent for kv in scaled):
-        raise PlanError(f"kv-cache-dtype {INT8_CACHE} is not for latent attention: leave kv-cache-dtype alone")
+        raise PlanError(f"kv-cache-dtype {INT8_CACHE} does not support latent attention: leave kv-cache-dtype out")
     if scaled and len({(kv.head_size, kv.known_dtype) for kv in attention}) > 1:  # no block would suit them all
-        raise PlanError(f"kv-cache-dtype {INT8_CACHE} is for layers of one head size, and this model's differ")
+        raise PlanError(f"kv-cache-dtype {INT8_CACHE} requires the same head size in all layers")

@@ -28,7 +28,7 @@ def _on_cpu(case: ShapeClass) -> str | None:
 def _reads_cache(case: ShapeClass) -> str | None:
     """Return why Triton cannot read an 8-bit cache here, or None if it can."""
     if case.kv_dtype == FP8 and case.capability is not None and case.capability < (8, 9):
-        return "numbers of fp8 want compute capability 8.9 or more"
+        return "fp8 requires compute capability 8.9 or more"
     if case.kv_dtype == torch.int8 and case.head_size % 4:
         return "entries of int8 require head sizes that are multiples of 4"
     return None

@@ -33,7 +33,7 @@ def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype) -> str |
     if heads.num_heads // heads.num_kv_heads > MAX_GROUP:
         return f"more than {MAX_GROUP} query heads share a kv head"
     if heads.window is not None or heads.softcap is not None or heads.sinks is not None or heads.alibi is not None:
-        return "it knows neither windows nor soft caps nor sinks nor linear biases"
+        return "it supports neither windows nor soft caps nor sinks nor linear biases"
     if heads.norms is not None and heads.norms[0].dtype != dtype:
         return f"it reads norm weights in {dtype} only"
     if k_cache.shape[2] != BLOCK_SIZE:

@@ -121,7 +121,7 @@ def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype, meta: At
     if dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in 16 bits, not in {dtype}"
     if k_cache.dtype not in (dtype, FP8):
-        return f"it reads no cache of {k_cache.dtype}"
+        return f"it does not support a cache of {k_cache.dtype}"
     if heads.head_size > TILES[-1].lanes or heads.head_size % 8:
         return f"head size {heads.head_size} is not a multiple of 8 up to {TILES[-1].lanes}"
     if heads.alibi is not None:
@@ -129,7 +129,7 @@ def refusal(heads: AttentionHeads, k_cache: Tensor, dtype: torch.dtype, meta: At
     if k_cache.shape[2] != PAGE:
         return f"blocks of {k_cache.shape[2]} keys are not blocks of {PAGE}"
     if meta.seq_lens.shape[0] > MAX_REQUESTS:
-        return f"it counts up to {MAX_REQUESTS} rows"
+        return f"it supports up to {MAX_REQUESTS} rows"
     return None
 
 

@@ -82,7 +82,7 @@ class PeerMemory:
             )
             return out
         if x.nbytes % 16:
-            raise ValueError(f"{x.nbytes} bytes are no whole number of vectors")
+            raise ValueError(f"{x.nbytes} bytes are not a multiple of a vector")
         flat, whole = x.view(-1), out.view(-1)
         for first in range(0, x.numel(), step := BLOCKS_BYTES // x.element_size()):
             part = slice(first, first + step)
@@ -125,7 +125,7 @@ class PeerMemory:
         out = x.new_empty(rows, self.size * columns)
         row_bytes = columns * x.element_size()
         if row_bytes % 16:
-            raise ValueError(f"rows of {row_bytes} bytes are no whole number of vectors")
+            raise ValueError(f"rows of {row_bytes} bytes are not a multiple of a vector")
         step = max(1, BLOCKS_BYTES // row_bytes)
         for first in range(0, rows, step):
             part = slice(first, first + step)

@@ -42,7 +42,7 @@ def missing() -> str | None:
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     if torch.cuda.get_device_capability() < (9, 0):
-        return "it wants compute capability 9.0 or more"
+        return "it requires compute capability 9.0 or more"
     return None
 
 
@@ -265,7 +265,7 @@ def _as_argument(value: Any) -> tuple[Any, Any]:
             return value, ctypes.c_int
         case float():
             return value, ctypes.c_float
-    raise TypeError(f"{type(value).__name__} is no kernel argument")
+    raise TypeError(f"{type(value).__name__} is not a kernel argument")
 
 
 def _check(answer: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ def supports(case: ShapeClass) -> str | None:
     if case.dtype not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 or float16"
     if case.capability is not None and case.capability < (9, 0):
-        return "it wants compute capability 9.0 or more"
+        return "it requires compute capability 9.0 or more"
     return reference.supports(case) or missing()
 
 

@@ -16,9 +16,7 @@ class EngineError(Exception):
 
 class ContextTooLong(EngineError):
     def __init__(self, prompt_tokens: int, limit: int) -> None:
-        super().__init__(
-            f"the prompt has {prompt_tokens} tokens; the context holds {limit}, those to be generated included"
-        )
+        super().__init__(f"the prompt has {prompt_tokens} tokens; the context has {limit}, including generated tokens")
         self.prompt_tokens = prompt_tokens
         self.limit = limit
 

@@ -60,18 +60,18 @@ def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_toke
     for item in media:
         if item.modality not in modalities:
             takes = f"it takes {', '.join(sorted(modalities))} beside text" if modalities else "it takes text alone"
-            raise ValueError(f"{architecture} takes no {item.modality}: {takes}")
+            raise ValueError(f"{architecture} does not accept {item.modality}: {takes}")
         positions = item.positions.tolist()
         if not positions:
             raise ValueError(f"{item.modality} without a position in the prompt")
         if sorted(set(positions)) != positions:
             raise ValueError(f"positions of the {item.modality} are not ascending")
         if positions[0] <= first or not taken.isdisjoint(positions):
-            raise ValueError(f"the {item.modality} does not stand behind what is given before it")
+            raise ValueError(f"the {item.modality} must come after the previous item")
         first = positions[0]
         taken.update(positions)
         if positions[-1] >= num_tokens:
-            raise ValueError(f"the {item.modality} ends behind the prompt's {num_tokens} tokens")
+            raise ValueError(f"the {item.modality} ends after the prompt's {num_tokens} tokens")
 
 
 def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int, bytes]:

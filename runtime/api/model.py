@@ -148,7 +148,7 @@ class ModelInfo:
             raise ValueError(f"label_token_ids: token ids go from 0 to {self.vocab_size - 1}")
         embeds = task.endswith("embed")
         if pooling is not None and task != "embed":
-            raise ValueError(f"pooling is for the task embed, not {task}")
+            raise ValueError(f"pooling applies to the task embed, not {task}")
         if params.dimensions is not None and not (embeds and 0 < params.dimensions <= pooler.embedding_size):
             raise ValueError(f"dimensions: embeddings have from 1 to {pooler.embedding_size}")
         types = params.token_type_ids

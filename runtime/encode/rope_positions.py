@@ -84,9 +84,7 @@ class VisionPositions:
                 continue
             grid = item.inputs.get(_GRIDS[item.modality])
             if grid is None:
-                raise ValueError(
-                    f"the {item.modality} has no {_GRIDS[item.modality]}, which says where its tokens stand"
-                )
+                raise ValueError(f"the {item.modality} has no {_GRIDS[item.modality]}, the grid of its tokens")
             sizes = grid.reshape(-1).tolist()
             if len(sizes) != 3 or min(sizes) < 1 or any(size % self.merge_size for size in sizes[1:]):
                 raise ValueError(f"the {item.modality} has a grid of {sizes}, not (time, height, width)")
@@ -111,8 +109,7 @@ class VisionPositions:
             times = np.arange(steps, dtype=np.float32) * seconds * np.float32(self.tokens_per_second)
             if self.whole_times and (times != times.round()).any():
                 raise ValueError(
-                    f"a video's frames, two of which take {seconds:g} s, would stand between whole positions: it can be shown with "
-                    "two a second"
+                    f"pairs of frames of {seconds:g} s fall between whole positions: sample the video at two frames a second"
                 )
             return times.astype(np.int64)
         return (np.arange(steps, dtype=np.float32) * (np.float32(self.tokens_per_second) * seconds)).astype(np.int64)
@@ -131,4 +128,4 @@ def _check_side_by_side(modality: str, places: Int32s, sound: Int32s | None) -> 
     if sound is not None:
         num, last = num + len(sound), max(last, int(sound[-1]))
     if last - int(places[0]) + 1 != num:
-        raise ValueError(f"the {modality}'s tokens do not stand side by side")
+        raise ValueError(f"the {modality}'s tokens are not contiguous")

@@ -89,7 +89,7 @@ class EncoderScheduling(Feature):
                 )
             if num > self.cache.capacity:
                 raise ValueError(
-                    f"the {item.modality} has {num} tokens, and there is room for {self.cache.capacity} (--encoder-cache-size)"
+                    f"the {item.modality} has {num} tokens, more than --encoder-cache-size {self.cache.capacity}"
                 )
             span = int(item.positions[-1] - item.positions[0]) + 1
             if self.limits.whole_items and span >= max_num_batched_tokens:
@@ -106,14 +106,14 @@ class EncoderScheduling(Feature):
         num_outputs = sum(len(item.positions) for item in {item.digest: item for item in request.media}.values())
         if self.limits.whole_prompts and num_outputs > self.cache.capacity:
             raise ValueError(
-                f"the prompt's items have {num_outputs} tokens, and there is room for {self.cache.capacity} (--encoder-cache-size)"
+                f"the prompt's items have {num_outputs} tokens, more than --encoder-cache-size {self.cache.capacity}"
             )
         if self.limits.rope_positions is not None:
             num = len(request.prompt_ids)
             furthest = int(self.limits.rope_positions(request.media, num).max()) + 1
             if furthest > num and furthest >= self.limits.max_model_len:
                 raise ValueError(
-                    f"a video's time goes on to position {furthest}, and the context to {self.limits.max_model_len}"
+                    f"the video extends to position {furthest}, beyond the context of {self.limits.max_model_len}"
                 )
 
     def admit(self, sequence: Sequence) -> None:

@@ -138,7 +138,7 @@ class Admission:
             seconds = self._bucket(caller, limits.max_tokens_per_minute_per_key).seconds_until_some(self._clock())
             if seconds:
                 raise CallerLimit(
-                    f"this client has had its {limits.max_tokens_per_minute_per_key} tokens of the last minute",
+                    f"this client has used its {limits.max_tokens_per_minute_per_key} tokens per minute",
                     "max_tokens_per_minute_per_key", seconds,
                 )  # fmt: skip
 

@@ -54,7 +54,7 @@ CLOSE_LIMIT_S = 5.0  # time for the current step to end when the engine is close
 
 
 def _none_to_record() -> Recorder:
-    raise ProfileError("this engine records no profiles")
+    raise ProfileError("this engine does not support profiling")
 
 
 class Engine:

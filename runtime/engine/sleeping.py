@@ -164,9 +164,9 @@ class Sleeping:
         assert self._runner_factory is not None, "it may sleep"
         was_awake, self.level = self.level is SleepLevel.AWAKE, level
         if was_awake and not await take_runner().close():
-            raise RuntimeError("what was computed last did not end")
+            raise RuntimeError("the last step did not end")
         await self._runner_factory.release(level)
-        log.info("asleep (level %d): weights and KV cache are given back", level)
+        log.info("asleep (level %d): weights and KV cache are freed", level)
 
     def _is_late(self) -> bool:
         due = self.level is SleepLevel.AWAKE and self._after_s is not None

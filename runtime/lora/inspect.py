@@ -60,6 +60,6 @@ def _fit(folder: Path, model: str, max_rank: int) -> dict[str, Any]:
     """Return facts about an adapter that fits `model`. Raises WeightsError if it does not fit."""
     spec = describe(resolve(model, None, lambda progress: None, load_format="dummy").config, "auto")
     if not isinstance(spec, DecoderSpec):
-        raise WeightsError(f"{spec.architecture} runs through transformers, where no adapters are served")
+        raise WeightsError(f"{spec.architecture} runs through transformers, which does not support adapters")
     weights = read_adapter(folder, targets_of(spec), max_rank)
     return {"fits": model, "max_rank": weights.max_rank, "num_layers_adapted": len(weights.parts)}

@@ -39,7 +39,7 @@ class PeftConfig:
         path = folder / CONFIG
         try:
             if path.stat().st_size > _MAX_BYTES:
-                raise WeightsError(f"{path}: more than {_MAX_BYTES} bytes, which no config has")
+                raise WeightsError(f"{path}: more than {_MAX_BYTES} bytes are too many for a config")
             given = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise WeightsError(f"{path}: no adapter config can be read: {error}") from error
@@ -110,7 +110,7 @@ def _pattern(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         try:
             re.compile(key)
         except re.error as error:
-            raise WeightsError(f"{name}: {key!r} is no regular expression: {error}") from error
+            raise WeightsError(f"{name}: {key!r} is not a regular expression: {error}") from error
     return pattern
 
 

@@ -115,7 +115,7 @@ def _parse(folder: Path, name: str) -> tuple[str, str]:
         return name.removesuffix(_COPY).removeprefix(_BASE), _COPY
     match = _TENSOR.fullmatch(name) or _OF_EMBEDDING.fullmatch(name)
     if match is None:
-        raise WeightsError(f"{folder}: tensor {name} is no part of a LoRA adapter as PEFT writes it")
+        raise WeightsError(f"{folder}: tensor {name} is not a tensor of a PEFT LoRA adapter")
     return match["module"].removeprefix(_BASE), match["half"]
 
 
@@ -147,7 +147,7 @@ def _parts(
         target = find_embedding(targets, module)
         if target is None:
             why = "" if targets.embeddings else " that adapters may change here: on a GPU --lora-vocabulary makes room"
-            raise WeightsError(f"{folder}: {module} is no embedding of tokens of this model{why}")
+            raise WeightsError(f"{folder}: {module} is not a token embedding of this model{why}")
     if target is not None:
         rank, scale = _rank(folder, config, module, max_rank), config.scale_of(module)
         a = _tensor(folder, files, halves["A"], (rank, target.linear.in_features))
@@ -163,13 +163,15 @@ def _parts(
     stack = next((s for s in stacks if sizes == ((s.targets[0].linear.in_features,), (s.targets[0].rows,))), None)
     if stack is None:
         if stacks:
-            raise WeightsError(f"{folder}: {module} has shapes of none of {', '.join(s.parameter for s in stacks)}")
+            raise WeightsError(
+                f"{folder}: {module} has shapes that match none of {', '.join(s.parameter for s in stacks)}"
+            )
         if "experts" in module.split("."):
             raise WeightsError(
                 f"{folder}: {module}: adapters of experts are not supported here; on a GPU --lora-experts enables them"
             )
         why = "" if targets.embeddings else ", nor its head, whose adapters on a GPU --lora-vocabulary enables"
-        raise WeightsError(f"{folder}: {module} is no linear layer of this model{why}")
+        raise WeightsError(f"{folder}: {module} is not a linear layer of this model{why}")
     named, count, first = f"{wrapped}.{stack.parameter}", len(stack.targets), stack.targets[0]
     rank, scale = _rank(folder, config, named, max_rank), config.scale_of(named)
     a = _tensor(folder, files, halves["A"], (count * rank, first.linear.in_features))
@@ -190,7 +192,7 @@ def _part(folder: Path, module: str, target: Target, a: Array, b: Array, scale: 
     if target.transform is not None:
         order = _our_order(target.transform, target)
         if order is None:
-            raise WeightsError(f"{folder}: {module} is stored in an order that adapters cannot follow")
+            raise WeightsError(f"{folder}: {module} has reordered columns, which adapters do not support")
         b = np.ascontiguousarray(b[order])
     return LoraPart(target.start, _as_torch(a), _as_torch(b), scale)
 

@@ -72,7 +72,7 @@ class EngineMeter:
         stats.batch_size.observe(len(batch.rows))
         if batch.num_preempted:
             log.warning(
-                "%d requests preempted for lack of KV blocks (%d running, %d waiting): kv-cache-memory is short",
+                "%d requests preempted for lack of KV blocks (%d running, %d waiting): raise --kv-cache-memory",
                 batch.num_preempted, len(scheduler.running), len(scheduler.waiting),
             )  # fmt: skip
             self._note_preempted(launched_s)

@@ -63,7 +63,7 @@ def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceM
             "(python -m server models lists all)"
         ) from error
     log.info(
-        "%s runs through transformers, slower than a model of our own%s",
+        "%s runs through transformers, slower than a native implementation%s",
         architecture,
         "" if why is None else f", which this is not: {why}",
     )
@@ -117,7 +117,7 @@ def load(
                 log.warning("%s is served for text alone: %s", spec.architecture, error)
         return model
     if adapters is not None:
-        raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no adapters are served")
+        raise UnsupportedModel(f"{spec.architecture} runs through transformers, which does not support adapters")
     from runtime.models.through_transformers.load import load as load_through_transformers
     from runtime.models.through_transformers.spec import PaddedSpec, TransformersSpec
 
@@ -168,8 +168,8 @@ def _through_transformers(architecture: str, config: Mapping[str, Any]) -> Trans
         from runtime.models.through_transformers import encoders
     except ImportError as error:
         raise UnsupportedModel(
-            f"there is no description of our own, and for others the transformers package is needed, which cannot be "
-            f"imported here: pip install 'transformers>=5.23,<6' ({error})"
+            f"it has no native implementation, and the transformers package cannot be imported: "
+            f"pip install 'transformers>=5.23,<6' ({error})"
         ) from error
     if encoders.is_encoder(architecture):
         return encoders.describe(architecture, config)

@@ -206,7 +206,7 @@ class ParameterReader:
         ]
         if (why := ops.apart(parts)) is not None:
             if name in self._halves:
-                raise WeightsError(f"{name}: {why}; --quantization none reads them as numbers")
+                raise WeightsError(f"{name}: {why}; --quantization none dequantises them")
             log.info("%s becomes %s: %s", name, self._dtype, why)
             weight = torch.cat([ops.dequantize(part, DTYPES[self._dtype]) for part in parts])
             return ops.StoredWeight.dense(weight, bias)

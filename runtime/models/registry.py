@@ -55,7 +55,7 @@ def add_plugins(names: Iterable[str]) -> None:
         found = entry_points(group=PLUGINS, name=name)
         if not found:
             there = ", ".join(sorted(entry_points(group=PLUGINS).names)) or "none"
-            raise PlanError(f"model-plugin {name!r} is of no installed package; those that are there: {there}")
+            raise PlanError(f"model-plugin {name!r} is not an installed package; installed: {there}")
         import_all_of_torch()  # its use of torch is unknown
         for point in found:
             _add(name, point.load())
@@ -66,7 +66,7 @@ def _add(name: str, brought: Any) -> None:
     if not isinstance(architectures, Mapping) or not all(
         isinstance(key, str) and callable(family) for key, family in architectures.items()
     ):
-        raise PlanError(f"model-plugin {name!r} brings no ARCHITECTURES, a mapping of names to functions of a config")
+        raise PlanError(f"model-plugin {name!r} has no ARCHITECTURES, a mapping of names to functions of a config")
     try:
         register(architectures, f"model-plugin {name!r}")
     except ValueError as error:
@@ -121,5 +121,5 @@ def mtp_from_config(config: Mapping[str, Any], spec: DecoderSpec) -> DraftHeadSp
     Raises UnsupportedModel."""
     name = architecture_of(config)
     if name not in _mtp:
-        raise UnsupportedModel(f"no MTP layers are known of {name}; method mtp is for {', '.join(sorted(_mtp))}")
+        raise UnsupportedModel(f"method mtp does not support {name}; it supports {', '.join(sorted(_mtp))}")
     return _mtp[name](HfConfig(config), spec)

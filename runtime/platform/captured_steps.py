@@ -45,7 +45,7 @@ class CapturedSteps:
             with torch.inference_mode():
                 self._pool.capture_late(shape, self._computing(capturable))
         except Exception:
-            log.warning("no more steps are captured as graphs; the rest run eagerly", exc_info=True)
+            log.warning("capturing of CUDA graphs stopped; remaining steps run eagerly", exc_info=True)
         if not self._pool.has_more:
             log.info("captured %d steps in all", self._pool.num_captured)
 

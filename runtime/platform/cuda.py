@@ -90,7 +90,7 @@ class CudaPlatform:
 
     def refuse(self, config: EngineConfig) -> None:
         if config.kernels == "native":
-            raise PlanError("kernels native are for the CPU; use --device cpu, or leave --kernels alone")
+            raise PlanError("--kernels native is for the CPU; use --device cpu, or leave --kernels out")
         size, copies = config.tensor_parallel_size, config.data_parallel_size * config.num_stages_here
         if copies > 1 and size * copies > (there := torch.cuda.device_count()):
             sizes = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
@@ -104,7 +104,7 @@ class CudaPlatform:
                 raise PlanError(f"tensor-parallel-size {size} is not for this machine: {why}")
         if config.quantization in ("int8", "int16"):
             raise PlanError(
-                f"quantization {config.quantization} is for the CPU; use --device cpu, or leave --quantization alone"
+                f"quantization {config.quantization} is for the CPU; use --device cpu, or leave --quantization out"
             )
         if config.online is not None and (why := _online_refusal(config, config.online)) is not None:
             raise PlanError(f"quantization {config.quantization} is not for this device: {why}")
@@ -219,7 +219,7 @@ class CudaPlatform:
         if config.captures and model.encoder is not None:
             model.encoder.passes = EncoderGraphs()
         if config.captures and not captures:
-            log.info("no steps are captured as graphs: %s", model.graph_unsupported_reason)
+            log.info("CUDA graphs are disabled: %s", model.graph_unsupported_reason)
         return parts.runner, final
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> list[list[MediaItem]]:
@@ -246,7 +246,7 @@ class CudaPlatform:
             if not may_fail or isinstance(error, torch.OutOfMemoryError):
                 raise
             graphs.clear()
-            log.warning("no steps are captured as graphs: a module refuses (%s)", str(error).splitlines()[0])
+            log.warning("CUDA graphs are disabled: a module cannot be captured (%s)", str(error).splitlines()[0])
         torch.cuda.synchronize()
         report(LoadProgress("graphs", len(shapes), len(shapes), "graphs"))
         taken = free_before - self.memory().free

@@ -73,7 +73,7 @@ class EncoderGraphs:
         try:
             graph, outputs = self._record(key, static, compute)
         except RuntimeError as error:
-            log.warning("an encoder's passes are not captured: %s", str(error).splitlines()[0])
+            log.warning("CUDA graphs of the encoder are disabled: %s", str(error).splitlines()[0])
             self._max_outputs = 0
             return None
         if len(self._captured) >= self._max_graphs:

@@ -26,7 +26,7 @@ class ModelFolder:
 
     def __init__(self, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise WeightsError(f"{path} is there already: name a folder that is not")
+            raise WeightsError(f"{path} already exists: name a new folder")
         self._path, self._shard_bytes = path, shard_bytes
         self._growing = path.with_name(f".{path.name}.unfinished")
         self._waiting: dict[str, Tensor] = {}

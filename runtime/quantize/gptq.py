@@ -54,4 +54,4 @@ def _factor(gram: Tensor) -> Tensor:
                 made: Tensor = upper.float()
                 return made
         damping *= 10
-    raise ValueError("the inputs of a layer are no numbers")
+    raise ValueError("the inputs of a layer contain NaN or infinity")

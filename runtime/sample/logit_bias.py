@@ -25,7 +25,7 @@ class LogitBias:
         if not bias:
             return
         if len(bias) > self._ids.shape[1]:
-            raise ValueError(f"{len(bias)} tokens in logit_bias; there is room for {self._ids.shape[1]}")
+            raise ValueError(f"{len(bias)} tokens in logit_bias; the maximum is {self._ids.shape[1]}")
         record.words[tables.FLAGS] |= tables.BIASED
         record.words[tables.NUM_BIASES] = len(bias)
         upload(self._ids[row, : len(bias)], np.array([token for token, _ in bias], dtype=np.int32))

@@ -26,7 +26,7 @@ class MinTokens:
         if not params.min_tokens or not banned:
             return
         if len(banned) > self._ban_ids.shape[1]:
-            raise ValueError(f"{len(banned)} ids end the sequence; there is room for {self._ban_ids.shape[1]}")
+            raise ValueError(f"{len(banned)} ids end the sequence; the maximum is {self._ban_ids.shape[1]}")
         record.words[tables.FLAGS] |= tables.BANNED
         record.words[tables.NUM_BANS] = len(banned)
         record.words[tables.FREE_FROM] = len(binding.prompt_ids) + params.min_tokens

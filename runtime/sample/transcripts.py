@@ -132,5 +132,5 @@ def _minus_infinity(where: Tensor, like: Tensor) -> Tensor:
 def _filled(ids: frozenset[int], room: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return `ids`, repeated to fill `room` places: duplicates change nothing; -1 where there are none. Raises ValueError."""
     if len(ids) > room:
-        raise ValueError(f"{len(ids)} suppressed tokens; there is room for {room}")
+        raise ValueError(f"{len(ids)} suppressed tokens; the maximum is {room}")
     return np.resize(np.array(sorted(ids) or [-1], dtype=np.int64), room)

@@ -130,9 +130,9 @@ def plan_engine(
 def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
     """Raise PlanError if options need other options that are missing, or do not fit the model."""
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
-        raise PlanError("--enable-expert-parallel shares experts out over devices: add --tensor-parallel-size")
+        raise PlanError("--enable-expert-parallel distributes experts over devices: add --tensor-parallel-size")
     if config.expert_placement is not None and not config.enable_expert_parallel:
-        raise PlanError("--expert-placement says which device has which experts: add --enable-expert-parallel")
+        raise PlanError("--expert-placement requires --enable-expert-parallel")
     described = spec.model if isinstance(spec, PairSpec) else spec
     has_experts = isinstance(described, DecoderSpec) and any(True for _ in described.experts())
     if config.enable_expert_distribution_metrics and not has_experts:
@@ -142,13 +142,11 @@ def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
     if spec.encoder is not None and spec.encoder.num_outputs:
         draft = {"speculative-config with a draft model or head": isinstance(spec, PairSpec)}
         for option in (name for name, is_on in ({"enable-lora": config.enable_lora} | draft).items() if is_on):
-            raise PlanError(f"--{option} is not for a model that reads audio by cross-attention: leave it out")
+            raise PlanError(f"--{option} is not supported for speech models: leave it out")
     if config.pipeline_parallel_size > 1:
         unserved = {"enable-lora": config.enable_lora, "enable-prompt-embeds": config.enable_prompt_embeds}
         for option in (name for name, is_on in unserved.items() if is_on):
-            raise PlanError(
-                f"--{option} is not for a model in several stages: leave it or --pipeline-parallel-size alone"
-            )
+            raise PlanError(f"--{option} is not supported with --pipeline-parallel-size: leave one of them out")
 
 
 def _largest_part(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
@@ -159,7 +157,7 @@ def _largest_part(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
     described = part.model if isinstance(part, PairSpec) else part
     assert isinstance(described, DecoderSpec), "others are not cut"
     for kind in sorted(kept_whole(described)):
-        log.info("layers of the kind %s are computed whole on every device", kind)
+        log.info("layers of the kind %s are replicated on every device", kind)
     return part
 
 
@@ -177,7 +175,7 @@ def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[Decode
         raise UnsupportedModel(f"{spec.architecture} does not support several processes: it has a draft model or head")
     whole = described.whole
     if num_stages > 1 and not whole.generates:
-        raise UnsupportedModel(f"{spec.architecture} makes vectors of whole texts, which are not cut into stages")
+        raise UnsupportedModel(f"{spec.architecture} is a pooling model, which does not support pipeline stages")
     placement = None
     if config.enable_expert_parallel:
         if not any(True for _ in whole.experts()):
@@ -199,7 +197,7 @@ def _placement(config: EngineConfig, num_layers: int) -> Placement:
 def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft: ModelFiles | None) -> ModelSpec:
     named = config.speculation is not None and config.speculation.model is not None
     if named != (draft is not None):
-        raise PlanError("a draft model has to be named by the speculative config, and its files to be there")
+        raise PlanError("the speculative config must name a draft model with files")
     method = "" if config.speculation is None else config.speculation.method
     if method in HEADS:
         described = _described(spec, method)
@@ -223,7 +221,7 @@ def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft:
 def _described(spec: ModelSpec, method: str) -> DecoderSpec:
     """Return `spec` if a draft head can read its hidden states. Raises UnsupportedModel."""
     if not isinstance(spec, DecoderSpec):
-        raise UnsupportedModel(f"{spec.architecture} runs through transformers, where no method {method} is served")
+        raise UnsupportedModel(f"{spec.architecture} runs through transformers, which does not support method {method}")
     return spec
 
 

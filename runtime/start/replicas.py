@@ -91,7 +91,7 @@ async def start_engine(
     place = device or SharedDevice()
     if (processes is None) is config.stages_apart:
         raise PlanError(
-            "--distributed-executor-backend ray is for the server alone, and for one model of several stages"
+            "--distributed-executor-backend ray requires oneloop serve, one model and --pipeline-parallel-size"
         )
     if processes is None:
         parts = await build_parts(config, files, timed(report), draft, place)

@@ -48,7 +48,7 @@ class ModelRunnerFactory:
         parts = await build_parts(self._config, self._files, timed(lambda progress: None), self._draft, device)
         if parts.model != self._model:
             await parts.runner.close()
-            raise WeightsError(f"the files of {self._files.name} are another model's than when it was loaded")
+            raise WeightsError(f"the files of {self._files.name} have changed since the model was loaded")
         if self._adapters is not None:
             assert parts.adapters is not None, "it is built as the first was"
             self._adapters.awake(parts.adapters)

@@ -77,7 +77,7 @@ class DiskTier:
                         raise ValueError("it is too short")
                     checksum = crc32(page, checksum)
                 if header != self._header(key, pages, checksum):
-                    raise ValueError("its header or checksum is another")
+                    raise ValueError("its header or checksum does not match")
                 if stream.read(1):
                     raise ValueError("it is too long")
             os.utime(file.path)

@@ -372,7 +372,7 @@ class TierScheduling(Feature):
         if self._door.runner.fault(error) is Fault.LOST:
             self._door.lose(error)
         else:
-            log.warning("KV blocks could not be copied %s; their tokens are computed", where, exc_info=error)
+            log.warning("KV blocks could not be copied %s; their tokens are recomputed", where, exc_info=error)
         return True
 
     def clear(self) -> None:
@@ -380,7 +380,7 @@ class TierScheduling(Feature):
         self._give_back()
         self.host.clear()
         if self.disk is not None:
-            log.info("--kv-disk is not used until the next start, since the model has left the memory")
+            log.info("--kv-disk is disabled until the next start, because the model was unloaded")
             self.disk = self.lookup.disk = None
 
     def _give_back(self) -> None:

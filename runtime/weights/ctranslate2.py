@@ -89,7 +89,7 @@ class CTranslate2File:
         try:
             status = os.fstat(self._fd)
             if not stat.S_ISREG(status.st_mode):
-                raise WeightsError(f"{path}: is no file")
+                raise WeightsError(f"{path}: is not a file")
             self._size, self._at = status.st_size, 0
             self.variables = self._read_variables()
         except BaseException:
@@ -234,7 +234,7 @@ class CTranslate2Checkpoint:
                 raise WeightsError(f"{self._file.path}: {key}_scale does not fit {key}")
             names = _names(owner)
             if not names or variable.shape[0] % len(names):
-                raise WeightsError(f"{self._file.path}: {key} is no part of Whisper")
+                raise WeightsError(f"{self._file.path}: {key} is not a tensor of Whisper")
             num_rows = variable.shape[0] // len(names)
             for index, name in enumerate(names):
                 if not (last == "bias" and name.endswith("k_proj")):  # zeros, which do not exist in transformers

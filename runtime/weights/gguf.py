@@ -220,7 +220,7 @@ class _Reader:
         for _ in range(count):
             key = self.string()
             if key in found:
-                raise self.error(f"the metadata key {key!r} is there twice")
+                raise self.error(f"the metadata key {key!r} occurs twice")
             found[key] = self.value(self.scalar(4), key, 0)
         return found
 
@@ -272,7 +272,7 @@ class _Reader:
         found: dict[str, GgufTensor] = {}
         for name, shape, kind, nbytes, offset in infos:
             if name in found:
-                raise self.error(f"the tensor {name!r} is there twice")
+                raise self.error(f"the tensor {name!r} occurs twice")
             if offset % alignment:
                 raise self.error(f"the tensor {name!r} starts at {offset}, which is not aligned to {alignment}")
             if data_start + offset + nbytes > self._size:

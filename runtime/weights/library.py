@@ -123,7 +123,7 @@ def remove(name: str) -> KeptModel:
     check_name(name)
     model = find_kept(name)
     if model is None:
-        raise FetchError(f"{name} is not on this disk; `oneloop list` names what is")
+        raise FetchError(f"{name} is not on this disk; `oneloop list` shows the models")
     try:
         if model.path.is_relative_to(cache_folder()):
             shutil.rmtree(model.path.parent)

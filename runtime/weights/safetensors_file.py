@@ -147,7 +147,7 @@ class SafetensorsCheckpoint:
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
         """See `stream.TensorReader`."""
         if (quantised := self._quantised.get(name)) is None:
-            raise WeightsError(f"{name}: columns of weights in {self.types[name]} are not cut")
+            raise WeightsError(f"{name}: columns of weights in {self.types[name]} cannot be divided")
         try:
             return quantised.written.columns(arrays, span)
         except WeightsError as error:
@@ -202,7 +202,7 @@ class SafetensorsCheckpoint:
             raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
         self._fds.append(fd)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise WeightsError(f"{path}: is no file")
+            raise WeightsError(f"{path}: is not a file")
         self._paths.append(path)
         tensors, metadata = _read_header(path, fd, len(self._fds) - 1)
         self._metadata |= metadata
@@ -239,7 +239,7 @@ def _shards(index: Path) -> dict[Path, set[str] | None]:
     shards: dict[Path, set[str] | None] = {}
     for name, file in pairs:
         if Path(file).name != file or "\0" in file:
-            raise WeightsError(f"{index}: {name} is said to be in {file!r}, which is not a file beside it")
+            raise WeightsError(f"{index}: {name} refers to {file!r}, which is not a file beside it")
         names = shards.setdefault(index.parent / file, set())
         assert names is not None
         names.add(name)
@@ -268,7 +268,7 @@ def _read_header(path: Path, fd: int, file: int) -> tuple[dict[str, _Stored], di
 def _stored(entry: Mapping[str, Any], file: int, data_start: int, size: int) -> _Stored:
     kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        raise ValueError(f"{entry} is not made of counts")
+        raise ValueError(f"{entry} has an invalid shape or offset")
     if not begin <= end <= size - data_start:
         raise ValueError(f"{entry} goes past the end of the file at byte {size}: cut short?")
     size_of_one = FORMATS[kind].size if kind in _SAME_AS_STORED else _BYTES.get(kind)

@@ -193,7 +193,7 @@ class ResponseStore:
             return why
         if not self.keeps:
             return "this server stores no responses (--max-stored-responses 0)"
-        return "there is none under this id; responses are stored in memory only, and those made with store false are not stored"
+        return "no response has this id. Responses are stored in memory only, and not at all with store false"
 
     def _count(self, entry: Entry) -> None:
         num_bytes = entry.counted()

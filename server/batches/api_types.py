@@ -202,7 +202,7 @@ def page(kind: type[P], found: Sequence[_Listed], *, after: str | None, limit: i
     if after is not None:
         places = [place for place, each in enumerate(found) if each.id == after]
         if not places:
-            raise InvalidRequest(f"after: there is no {clip(after)!r} in the list", param="after")
+            raise InvalidRequest(f"after: {clip(after)!r} is not in the list", param="after")
         start = places[0] + 1
     data = found[start : start + limit]
     first, last = (data[0].id, data[-1].id) if data else (None, None)

@@ -115,7 +115,7 @@ class FileStore:
                 assert file.id == path.stem
                 assert self.path(file.id).is_file()
             except (OSError, ValueError, TypeError, AssertionError):
-                logger.warning("%s: this is no stored file, and is ignored", path)
+                logger.warning("%s is not a stored file and is ignored", path)
                 continue
             whole.add(file.id)
             yield file

@@ -33,7 +33,7 @@ class RepeatedId(ValueError):
     """Error: two lines have the same custom_id."""
 
     def __init__(self, number: int, custom_id: str) -> None:
-        super().__init__(f"line {number}: custom_id {clip(custom_id)!r} is there twice; nothing was started")
+        super().__init__(f"line {number}: custom_id {clip(custom_id)!r} occurs twice; no line was processed")
         self.number = number
 
 
@@ -104,7 +104,9 @@ def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
     except KeyError as error:
         raise InvalidRequest(f"the line has no {error.args[0]}", param=error.args[0]) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f'the line is no {{"custom_id", "method", "url", "body"}} object: {clip(error)}') from None
+        raise InvalidRequest(
+            f'the line is not a {{"custom_id", "method", "url", "body"}} object: {clip(error)}'
+        ) from None
     if unknown:
         raise InvalidRequest(f"the line has unknown fields: {clip(', '.join(sorted(unknown)))}")
     if values["method"] != "POST" or values["url"] not in URLS:

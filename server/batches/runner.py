@@ -182,7 +182,7 @@ class BatchRunner:
             if not run.is_left and self._store.now(id).status != "failed":
                 await self._end(id, run)
         except Exception:
-            logger.exception("%s cannot go on; the next start of the server tries again", id)
+            logger.exception("%s cannot continue; the next server start retries it", id)
         finally:
             timer.cancel()
             del self._runs[id]

@@ -155,7 +155,7 @@ class BatchStore:
                 batch = StoredBatch(**{**content, "errors": tuple(content["errors"]), "usage": usage})
                 assert batch.id == path.stem
             except (OSError, ValueError, TypeError, KeyError, AssertionError):
-                logger.warning("%s: this is no stored batch, and is ignored", path)
+                logger.warning("%s is not a stored batch and is ignored", path)
                 continue
             yield batch
 

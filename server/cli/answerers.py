@@ -128,7 +128,7 @@ def _reached() -> Iterator[None]:
     except httpx.HTTPError as error:
         raise AnswerFailed(f"the endpoint cannot be reached: {error or type(error).__name__}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AnswerFailed(f"the endpoint does not speak OpenAI's API: {type(error).__name__}: {error}") from error
+        raise AnswerFailed(f"the endpoint is not an OpenAI-compatible API: {type(error).__name__}: {error}") from error
 
 
 def _said(choice: Mapping[str, Any]) -> Piece:

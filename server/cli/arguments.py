@@ -80,14 +80,18 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
         add(
             "--model",
             metavar="MODEL",
-            help="as `oneloop serve` has it; with --url the name it has there (default: the first listed)",
+            help="model, as for `oneloop serve`; with --url, its name there (default: the first listed)",
         )
     add(
         "--url",
         metavar="URL",
         help="an OpenAI endpoint, such as http://127.0.0.1:8000 or unix:PATH, in place of a model in this process",
     )
-    add("--api-key", metavar="KEY", help=f"of the endpoint (default: {' or '.join(KEY_VARIABLES)} in the environment)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help=f"API key of the endpoint (default: {' or '.join(KEY_VARIABLES)} in the environment)",
+    )
     if command != "complete":
         add("--system", metavar="TEXT", help="system prompt, sent before the conversation")
         add(
@@ -160,13 +164,13 @@ def read_value(name: str, text: str) -> dict[str, Any]:
     Raises ConfigError."""
     name = name.replace("-", "_")
     if name not in NUMBERS:
-        raise ConfigError(f"there is no {name}; there are {', '.join(NUMBERS)}")
+        raise ConfigError(f"unknown setting {name}; available: {', '.join(NUMBERS)}")
     try:
         value = json.loads(text or "null")
     except ValueError:
         value = text
     if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise ConfigError(f"{name} is a number, not {text}")
+        raise ConfigError(f"{name} must be a number, not {text}")
     return {name: value}
 
 

@@ -23,9 +23,9 @@ def part_of(name: str) -> Part:
         url = f"data:{kind};base64,{base64.b64encode(content).decode()}"
         return {"type": f"{modality}_url", f"{modality}_url": {"url": url}}
     if kind == "application/pdf":
-        raise ValueError("PDF is not read here: convert it to text or images, for example with pdftotext")
+        raise ValueError("PDF is not supported: convert it to text or images, for example with pdftotext")
     if len(content) > MAX_TEXT_BYTES:
-        raise ValueError(f"{len(content):,} bytes of text are too many: at most {MAX_TEXT_BYTES:,}")
+        raise ValueError(f"{len(content):,} bytes of text exceed the maximum of {MAX_TEXT_BYTES:,}")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:

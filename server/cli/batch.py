@@ -106,7 +106,7 @@ class Job:
         source, target = (None if path == "-" else Path(path) for path in paths)
         for word in argv:
             if (flag := word.partition("=")[0]) in LISTENING:
-                raise ConfigError(f"{flag} is for a server that listens; a batch does not")
+                raise ConfigError(f"{flag} applies to oneloop serve only")
         if resume and target is None:
             raise ConfigError("--resume needs a file to go on with, not standard output")
         if source is not None and target is not None and source.resolve() == target.resolve():

@@ -214,7 +214,7 @@ def _chat(command: str, argv: Sequence[str], check: Callable[[ServerConfig], Non
                 arguments,
             )
         with _history():
-            print(f"{answerer.name}: ask, or /help")
+            print(f"{answerer.name}: type a message, or /help")
             Session(answerer, chat, sys.stdout, input, styled=is_styled(sys.stdout, os.environ)).run(runner)
     return 0
 
@@ -225,7 +225,7 @@ def complete(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
     if isinstance(arguments, int):
         return arguments
     if not arguments.prompt and sys.stdin.isatty():
-        print("oneloop: complete what? oneloop complete PROMPT, or a text by a pipe", file=sys.stderr)
+        print("oneloop: no prompt: run oneloop complete PROMPT, or pipe a text to it", file=sys.stderr)
         return 2
     with asyncio.Runner() as runner, answering(runner, arguments) as answerer:
         if answerer is None:

@@ -58,7 +58,7 @@ class Chat:
             and (isinstance(message.get("content"), str) or _are_parts(message.get("content")))
             for message in messages
         ):
-            raise ValueError("it is no list of messages with role and content")
+            raise ValueError("it is not a list of messages with role and content")
         self.messages = messages
 
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         status, body = ask(config, PATHS[kind])
     except (OSError, http.client.HTTPException) as error:
-        print(f"oneloop: nobody answers: {error}", file=sys.stderr)
+        print(f"oneloop: no server responds: {error}", file=sys.stderr)
         return 1
     print(body.decode(errors="replace"))
     return 0 if status == 200 else 1

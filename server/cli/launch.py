@@ -136,12 +136,16 @@ def main(argv: Sequence[str]) -> int:
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
     parser.add_argument("client", nargs="?", metavar="CLIENT", help=", ".join(CLIENTS))
-    parser.add_argument("--model", metavar="MODEL", help="name that the server has for it (default: its first)")
-    parser.add_argument("--url", metavar="URL", help="server (default: the one that runs here)")
+    parser.add_argument("--model", metavar="MODEL", help="model name on the server (default: the first one)")
+    parser.add_argument("--url", metavar="URL", help="URL of the server (default: the one running here)")
     parser.add_argument(
-        "--api-key", metavar="KEY", help=f"of the server (default: {' or '.join(KEY_VARIABLES)} in the environment)"
+        "--api-key",
+        metavar="KEY",
+        help=f"API key of the server (default: {' or '.join(KEY_VARIABLES)} in the environment)",
     )
-    parser.add_argument("--print", action="store_true", help="print how to start the client by hand, and start nothing")
+    parser.add_argument(
+        "--print", action="store_true", help="print the commands that start the client, without starting it"
+    )
     given = parser.read(argv[:cut])
     name = given.get("client", "")
     if name not in CLIENTS:
@@ -159,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     if client.prompt_tokens > (served.max_model_len or client.prompt_tokens):
         print(
             f"oneloop: {client.program} sends instructions of up to {client.prompt_tokens:,} tokens, and the model's context has "
-            f"{served.max_model_len:,}: serve one with more",
+            f"{served.max_model_len:,}: serve a model with a longer context",
             file=sys.stderr, flush=True,
         )  # fmt: skip
     os.execvpe(client.program, words, {**os.environ, **launch.environment})
@@ -183,14 +187,14 @@ def _served(url: str | None, model: str | None, key: str | None, environment: Ma
     try:
         response = httpx.get(f"{base}/v1/models", headers=headers, timeout=ASK_LIMIT_S)
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise ConfigError(f"launch: {base} wants a key: give --api-key, or set {KEY_VARIABLES[0]}")
+            raise ConfigError(f"launch: {base} requires a key: use --api-key, or set {KEY_VARIABLES[0]}")
         listed = {entry["id"]: entry.get("max_model_len") for entry in response.raise_for_status().json()["data"]}
     except httpx.HTTPError as error:
         raise ConfigError(
-            f"launch: no server answers at {base} ({error}): start one with oneloop serve MODEL"
+            f"launch: no server responds at {base} ({error}): start one with oneloop serve MODEL"
         ) from None
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"launch: {base} does not speak OpenAI's API") from None
+        raise ConfigError(f"launch: {base} is not an OpenAI-compatible server") from None
     if not listed or (model is not None and model not in listed):
         raise ConfigError(f"launch: {base} has no model {model or ''}; it has {', '.join(listed) or 'none'}")
     model = model or next(iter(listed))

@@ -65,7 +65,7 @@ def list_kept(argv: Sequence[str], library: Library) -> int:
         state = "" if model["whole"] else f"  incomplete: oneloop pull {model['name']} continues"
         print(f"{model['name']:<{width}}{size_of(model['bytes']):>10}  {ago(time.time() - model['modified'])}{state}")
     if not models:
-        print("none yet: oneloop pull NAME downloads one, oneloop models lists names", file=sys.stderr)
+        print("no models yet: oneloop pull NAME downloads one, oneloop models lists names", file=sys.stderr)
     return 0
 
 
@@ -113,7 +113,7 @@ def remove(argv: Sequence[str], library: Library, read: Callable[[str], str] = i
     """Delete models from this disk after confirmation. Return the exit code. Raises ConfigError."""
     parser = _parser("rm", "NAME… [--yes]", "Delete models from this disk.")
     parser.add_argument("names", nargs="+", metavar="NAME")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("-y", "--yes", action="store_true", help="delete without confirmation")
     given = parser.read(argv)
     if not given.get("yes") and not sys.stdin.isatty():
         raise ConfigError("rm requires a confirmation, and standard input is no terminal: add --yes")

@@ -31,10 +31,10 @@ def _parser() -> CommandParser:
     parser = CommandParser(prog="oneloop lora", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser("inspect", help="look at an adapter's folder", allow_abbrev=False).add_argument
-    add("folder", help="with adapter_config.json and adapter_model.safetensors")
-    add("--model", metavar="MODEL", help="whether it fits this one: a folder, .gguf file, hub id or built-in alias")
-    add("--max-lora-rank", type=int, default=16, metavar="N", help="as the server has it (default: 16)")
-    add("--json", action=argparse.BooleanOptionalAction, default=False, help="for programs")
+    add("folder", help="adapter folder with adapter_config.json and adapter_model.safetensors")
+    add("--model", metavar="MODEL", help="base model to check against: a folder, .gguf file, hub id or built-in alias")
+    add("--max-lora-rank", type=int, default=16, metavar="N", help="maximum rank, as for the server (default: 16)")
+    add("--json", action=argparse.BooleanOptionalAction, default=False, help="print JSON")
     return parser
 
 

@@ -57,7 +57,7 @@ def main(argv: Sequence[str], run: Run) -> int:
         if not text.strip():
             raise ConfigError(f"--calibrate {args.calibrate} is empty")
     if args.calibration_tokens < 1:
-        raise ConfigError("--calibration-tokens is less than one")
+        raise ConfigError("--calibration-tokens must be at least 1")
     job = Job(args.model, args.revision, Path(args.out), args.scheme, text, args.calibration_tokens)
     display = StartupDisplay(sys.stderr)
     try:
@@ -75,23 +75,23 @@ def _parser() -> CommandParser:
     parser = CommandParser(prog="oneloop quantize", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a folder, .gguf file, hub id or built-in alias")
-    add("out", metavar="OUT", help="folder to be written; it is not there yet")
+    add("out", metavar="OUT", help="output folder; must not exist")
     add(
         "--scheme",
         choices=SCHEMES,
         required=True,
         help="w4a16: four bits in groups of 128 columns; fp8: E4M3, a scale a row; w8a8: int8, a scale a row",
     )
-    add("--calibrate", metavar="FILE", help="a text that the model reads, to round by what its layers are given")
+    add("--calibrate", metavar="FILE", help="text file for calibration: rounding minimises the error on it")
     add(
         "--calibration-tokens",
         type=int,
         default=32768,
         metavar="N",
-        help="how much of it is read at most (default: 32768)",
+        help="maximum tokens of the calibration text (default: 32768)",
     )
     add("--revision", metavar="REV", help="branch, tag or commit on the hub")
-    add("--json", action=argparse.BooleanOptionalAction, default=False, help="for programs")
+    add("--json", action=argparse.BooleanOptionalAction, default=False, help="print JSON")
     return parser
 
 

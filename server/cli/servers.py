@@ -88,13 +88,13 @@ def chosen(servers: Sequence[RunningServer], names: Sequence[str], *, everyone: 
     if everyone:
         return servers
     if not names:  # the only one may be another program's, of the same user
-        raise ConfigError(f"stop: name a server, or give --all; there are {_listed(servers)}")
+        raise ConfigError(f"stop: name a server, or use --all; running: {_listed(servers)}")
     found = []
     for name in names:
         same = [server for server in servers if name in _names(server)]
         if len(same) != 1:
             what = "several servers have" if same else "no server has"
-            raise ConfigError(f"stop: {what} the name {name}; there are {_listed(same or servers)}")
+            raise ConfigError(f"stop: {what} the name {name}; running: {_listed(same or servers)}")
         found += same
     return found
 

@@ -77,7 +77,7 @@ class Job:
             raise ConfigError("the command is: oneloop transcribe FILE… --model MODEL [options]")
         for word in argv:
             if (flag := word.partition("=")[0]) in LISTENING:
-                raise ConfigError(f"{flag} is for a server that listens")
+                raise ConfigError(f"{flag} applies to oneloop serve only")
         files = [file for path in paths for file in _files(Path(path))]
         folder = Path(own["output_dir"]) if own["output_dir"] else None
         if folder is not None and not folder.is_dir():

@@ -94,7 +94,7 @@ class Option:
         # Written so that NaN, which compares as false with everything, is refused.
         if not ((minimum is None or number >= minimum) and (maximum is None or number <= maximum)):
             bounds = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-            raise ConfigError(f"{source}: {number} is out of range, it has to be {bounds}")
+            raise ConfigError(f"{source}: {number} is out of range: it must be {bounds}")
         return number
 
     def help(self) -> str:

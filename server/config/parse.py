@@ -34,8 +34,8 @@ def _from_environment(environ: Mapping[str, str], options: Mapping[str, Option])
             continue
         if _OF_KUBERNETES.search(f"{variable}={text}"):
             raise ConfigError(
-                f"{variable} is what Kubernetes sets for a Service whose name begins with oneloop, and no option; give the pod "
-                "enableServiceLinks: false, or the Service another name"
+                f"{variable} was set by Kubernetes for a Service whose name begins with oneloop, and is not an option; set "
+                "enableServiceLinks: false in the pod, or rename the Service"
             )
         if variable not in names:
             raise ConfigError(
@@ -59,7 +59,7 @@ def _from_file(path: str, options: Mapping[str, Option]) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"--config {path} has to hold `option: value` lines")
+        raise ConfigError(f"--config {path} must contain `option: value` lines")
     known = {name.replace("_", "-"): name for name in options if name != "config"}
     values = {}
     for key, value in content.items():

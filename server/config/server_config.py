@@ -67,13 +67,13 @@ def contradiction(options: ServerConfig) -> str | None:
     for one, other in EXCLUSIVE:
         if getattr(options, one) is not None and getattr(options, other) is not None:
             names = {spec.name: spec.metadata["name"] or spec.name for spec in dataclasses.fields(options)}
-            return f"{flag_of(names[one])} and {flag_of(names[other])} say the same thing twice; give one of them"
+            return f"{flag_of(names[one])} and {flag_of(names[other])} have the same meaning; use one of them"
     if seqs is not None and tokens is not None and tokens <= seqs:
-        return f"--max-num-batched-tokens {tokens} has to be more than --max-num-seqs {seqs}"
+        return f"--max-num-batched-tokens {tokens} must be greater than --max-num-seqs {seqs}"
     if options.num_speculative_tokens is not None and options.speculative_method is None:
-        return "--num-speculative-tokens says how many, and --speculative-method has to say by what they are guessed"
+        return "--num-speculative-tokens requires --speculative-method"
     if (options.speculative_model is not None) != (options.speculative_method in SPECULATES_BY_MODEL):
-        return f"--speculative-method {' or '.join(SPECULATES_BY_MODEL)} and --speculative-model NAME belong together"
+        return f"--speculative-method {' or '.join(SPECULATES_BY_MODEL)} and --speculative-model NAME must be used together"
     for model in options.models:
         is_file = model.endswith(".gguf")
         if options.load_format in ("safetensors", "dummy") and is_file:
@@ -91,14 +91,16 @@ def contradiction(options: ServerConfig) -> str | None:
         return complaint
     if options.embedding_model is not None:
         if options.embedding_model in (name for each in options.each_model() for name in each.served_names):
-            return f"--embedding-model {options.embedding_model} has a name of --model: give that another --served-model-name"
+            return f"--embedding-model {options.embedding_model} is also a name of --model: choose another --served-model-name"
         if options.runner == "pooling":
-            return "--runner pooling contradicts --embedding-model, beside which --model generates"
+            return "--runner pooling contradicts --embedding-model, which requires a generating --model"
     if options.speech_model is not None:
         if options.speech_model in (name for each in options.each_model() for name in each.served_names):
-            return f"--speech-model {options.speech_model} has a name of --model: give that another --served-model-name"
+            return (
+                f"--speech-model {options.speech_model} is also a name of --model: choose another --served-model-name"
+            )
         if options.speech_model == options.embedding_model:
-            return f"--speech-model {options.speech_model} is --embedding-model, too: one model does one of these"
+            return f"--speech-model {options.speech_model} is also the --embedding-model: use two different models"
     if options.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", options.otlp_traces_endpoint):
         return f"--otlp-traces-endpoint {options.otlp_traces_endpoint} is not a URL such as http://localhost:4318"
     if options.allowed_local_media_path is not None and not Path(options.allowed_local_media_path).is_dir():
@@ -121,7 +123,7 @@ def _bad_stages(options: ServerOptions) -> str | None:
         return None
     named = f"--distributed-executor-backend {options.distributed_executor_backend}"
     if options.pipeline_parallel_size == 1:
-        return f"{named} begins a process for each stage of a model: add --pipeline-parallel-size"
+        return f"{named} starts a process for each pipeline stage: add --pipeline-parallel-size"
     for flag, is_asked, instead in (
         ("--data-parallel-size", options.data_parallel_size > 1, "take the replicas of oneloop ray"),
         ("--embedding-model", options.embedding_model is not None, "serve that by a process of its own"),
@@ -143,19 +145,19 @@ def _bad_models(options: ServerOptions) -> str | None:
     num = len(options.models)
     if num == 1 and not options.enable_model_management:
         if options.max_loaded_models > 1:
-            return f"--max-loaded-models {options.max_loaded_models} needs as many --model"
+            return f"--max-loaded-models {options.max_loaded_models} needs at least that many --model"
         return None
     names = options.names_by_model
     if num > 1 and len(names) != num:
-        return f"there are {num} --model and {len(names)} --served-model-name: give each one, or none of them"
+        return f"there are {num} --model and {len(names)} --served-model-name: give one name per model, or none"
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
-        return f"two models are called {twice[0]}: give each another --served-model-name"
+        return f"two models have the name {twice[0]}: give them different --served-model-name"
     for name in _OF_ONE_MODEL:
         if getattr(options, name):
             several = f"there are {num} --model" if num > 1 else "--enable-model-management serves several"
-            return f"{flag_of(name)} is about one model, and {several}"
+            return f"{flag_of(name)} applies to one model, and {several}"
     if options.max_loaded_models > 1 and options.kv_cache_bytes is None and options.num_kv_blocks is None:
-        return f"--max-loaded-models {options.max_loaded_models} needs --kv-cache-memory: what each of them has"
+        return f"--max-loaded-models {options.max_loaded_models} needs --kv-cache-memory, the KV cache of each loaded model"
     return None
 
 
@@ -183,9 +185,9 @@ def _bad_tls(options: ServerOptions) -> str | None:
         *(["ssl_cert_reqs"] if options.ssl_cert_reqs else []),
     ]
     if options.ssl_certfile is None and given:
-        return f"{flag_of(given[0])} needs --ssl-certfile: without it the server speaks plain HTTP"
+        return f"{flag_of(given[0])} needs --ssl-certfile: without it the server uses plain HTTP"
     if options.ssl_cert_reqs and options.ssl_ca_certs is None:
-        return f"--ssl-cert-reqs {options.ssl_cert_reqs} needs --ssl-ca-certs: who vouches for clients"
+        return f"--ssl-cert-reqs {options.ssl_cert_reqs} needs --ssl-ca-certs to verify client certificates"
     return None
 
 
@@ -193,9 +195,9 @@ def _bad_uds(options: ServerOptions) -> str | None:
     if options.uds is None:
         return None
     if options.port is not None:
-        return f"--uds {options.uds} and --port {options.port} are two places to listen on; give one of them"
+        return f"--uds {options.uds} and --port {options.port} exclude each other; use one of them"
     if options.host != DEFAULT_HOST:
-        return f"--uds {options.uds} and --host {options.host} are two places to listen on; give one of them"
+        return f"--uds {options.uds} and --host {options.host} exclude each other; use one of them"
     if not Path(options.uds).parent.is_dir():
         return f"--uds {options.uds}: there is no folder {Path(options.uds).parent}"
     return None
@@ -208,7 +210,7 @@ def _bad_keys(options: ServerConfig) -> str | None:
             return f"{flag_of(name)} has to be visible ASCII characters without spaces, since it travels in a header"
     keys = options.user_keys()
     if options.admin_api_key in keys:
-        return "--admin-api-key is a user's key as well; it has to be another one"
+        return "--admin-api-key is also a user's key; use a different key"
     return None
 
 

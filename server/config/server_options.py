@@ -324,7 +324,7 @@ class ServerOptions(EngineOptions):
     def of_one_model(self, what: str) -> Self:
         """Return these options. Raises ConfigError for several models. `what`: the feature, for the error."""
         if len(self.models) > 1:
-            raise ConfigError(f"{what} is answered by one model: give one --model")
+            raise ConfigError(f"{what} supports one model only: use one --model")
         return self
 
     def each_model(self) -> list[Self]:

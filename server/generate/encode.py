@@ -113,7 +113,7 @@ def encode_pieces(
     except TooManyTokens as error:
         if not fits:
             raise InvalidRequest(
-                param, f" has more than the {max_tokens} tokens of which a text may be", param=param
+                param, f" has more than the {max_tokens} tokens that a text may have", param=param
             ) from None
         raise ContextLengthExceeded(
             f"This model's maximum context length is {limit} tokens; the first {error.num_chars} of {len(text)} characters in ",
@@ -140,8 +140,8 @@ async def _encode_chat(
     tools = tools_json(chat.shown_tools)
     if tools and loaded.chat_format.tool_parser is None:
         raise InvalidRequest(
-            "this server does not know how the model writes tool calls, so it takes no ", TOOLS,
-            ": start it with --tool-parser NAME", param=TOOLS,
+            "the tool call format of this model is unknown, so the server does not accept ", TOOLS,
+            ": start the server with --tool-parser NAME", param=TOOLS,
         )  # fmt: skip
     rendered, ignored = await _render(loaded, call, chat, tools, fits=request.truncation is None)
     output_parser = loaded.chat_format.output_parser(
@@ -253,7 +253,7 @@ def _check_results(loaded: LoadedModel, messages: Sequence[Message]) -> None:
         for part in message.content if message.role == "tool" and isinstance(message.content, list) else ():
             if isinstance(part, MediaPart):
                 raise InvalidRequest(
-                    f"{part.where}: this model's chat template takes no {part.kind} in a tool's result",
+                    f"{part.where}: this model's chat template does not support {part.kind} in tool results",
                     param=part.where,
                 )
 
@@ -311,7 +311,9 @@ def _effort(
         return {}, ()
     words = chat_format.tool_parser.efforts if chat_format.tool_parser is not None else None
     if words is not None and effort not in words:
-        raise InvalidRequest(_EFFORT, f" {effort!r} is unknown to this model; it has {', '.join(words)}", param=_EFFORT)
+        raise InvalidRequest(
+            _EFFORT, f" {effort!r} is not supported by this model; it supports {', '.join(words)}", param=_EFFORT
+        )
     read: dict[str, Any] = template.switches(effort != "none", with_tools=with_tools)
     if template.reads(_EFFORT, with_tools=with_tools):
         read[_EFFORT] = words[effort] if words else effort

@@ -70,7 +70,7 @@ def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint |
     param: Field | None = TOOL_CHOICE if must_call else TOOLS if strict else None
     if tool_parser.channels and chat.continue_final_message:
         if param is not None:
-            raise InvalidRequest(param, " wants a call where ", CONTINUE, " wants more of an answer", param=param)
+            raise InvalidRequest(param, " forces a call, which contradicts ", CONTINUE, param=param)
         return answer
     if param is None and answer is None:
         return None

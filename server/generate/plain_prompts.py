@@ -96,7 +96,7 @@ async def _encode_embeds(
     part = given.part
     if not loaded.engine.model.takes_embeds:
         raise InvalidRequest(
-            f"this server takes no {part.kind}: it was started without --enable-prompt-embeds, or its model has no room for them",
+            f"this server does not accept {part.kind}: start it with --enable-prompt-embeds and a model that supports them",
             param=part.where,
         )
     assert isinstance(part.source, Base64), "as it comes in JSON"
@@ -123,7 +123,7 @@ async def _encode_infill(
     infill = loaded.infill
     if infill is None:
         raise InvalidRequest(
-            SUFFIX, " needs a model that was trained to fill in the middle; the tokenizer of this one has no tokens for that",
+            SUFFIX, " needs a fill-in-the-middle model; this model's tokenizer has no tokens for it",
             param=SUFFIX,
         )  # fmt: skip
     plain = Texts(given.prefixes, add_special_tokens=False, allow_special_tokens=False)

@@ -117,9 +117,7 @@ class Chat(Prompt, frozen=True, kw_only=True):
         if self.tool_choice not in (None, "none") and not names:
             raise InvalidRequest(TOOL_CHOICE, " is only allowed when there are ", TOOLS, param=TOOL_CHOICE)
         if isinstance(self.tool_choice, OnlyFunction) and (named := self.tool_choice.name) not in names:
-            raise InvalidRequest(
-                TOOL_CHOICE, f" names {clip(named)!r}, which is none of the ", TOOLS, param=TOOL_CHOICE
-            )
+            raise InvalidRequest(TOOL_CHOICE, f" names {clip(named)!r}, which is not in ", TOOLS, param=TOOL_CHOICE)
 
     @property
     def field(self) -> Field:

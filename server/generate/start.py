@@ -186,13 +186,13 @@ def _fitted(loaded: LoadedModel, request: GenerateRequest, encoded: Encoded, giv
     """Return the ids of a prompt, truncated if requested. Raises InvalidRequest."""
     if not given:
         field = request.prompt.field
-        raise InvalidRequest(field, " is empty: there is no token to continue", param=field)
+        raise InvalidRequest(field, " is empty: at least one token is required", param=field)
     if request.truncation is None:
         return given
     max_tokens = request.default_max_tokens if request.max_tokens is None else request.max_tokens
     kept = truncated(given, request.truncation, max_tokens, loaded.engine.model.max_model_len)
     if encoded.media and len(kept) < len(given):
-        raise InvalidRequest(TRUNCATE, " may not cut a prompt that has more than text", param=TRUNCATE)
+        raise InvalidRequest(TRUNCATE, " is not supported for prompts with media or embeddings", param=TRUNCATE)
     return kept
 
 

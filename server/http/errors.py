@@ -104,7 +104,8 @@ class TaskNotSupported(InvalidRequest):
 
     def __init__(self, architecture: str, task: str, tasks: Sequence[str], *, hint: str = "") -> None:
         super().__init__(
-            f"This model ({architecture}) is not served to {task}; it is to {', '.join(tasks)}{hint}", param="model"
+            f"This model ({architecture}) does not support the task {task}; it supports {', '.join(tasks)}{hint}",
+            param="model",
         )
 
 
@@ -116,7 +117,7 @@ class TextOnly(InvalidRequest):
     def __init__(self, name: str, kind: str, *, param: str, takes: Sequence[str] = ()) -> None:
         """Create the error. `takes`: media that the model accepts."""
         read = f"text and {', '.join(takes)}" if takes else "text"
-        super().__init__(f"{name} is of type {kind!r}, and the model reads {read} only", param=param)
+        super().__init__(f"{name} has type {kind!r}; the model accepts {read} only", param=param)
 
 
 class InvalidMedia(InvalidRequest):
@@ -209,14 +210,18 @@ class OriginNotAllowed(ApiError):
     status, type, code = 403, "invalid_request_error", "origin_not_allowed"
 
     def __init__(self, origin: str) -> None:
-        super().__init__(f"Pages of {clip(origin)} may not use this server; --cors-origin allows an origin")
+        super().__init__(
+            f"Pages of {clip(origin)} may not use this server; the operator can allow them with --cors-origin"
+        )
 
 
 class HostNotAllowed(ApiError):
     status, type, code = 403, "invalid_request_error", "host_not_allowed"
 
     def __init__(self, host: str) -> None:
-        super().__init__(f"{clip(host)!r} is no name of this server; --allowed-host adds one")
+        super().__init__(
+            f"{clip(host)!r} is not an allowed host of this server; the operator can add it with --allowed-host"
+        )
 
 
 class ModelNotFound(ApiError):
@@ -232,7 +237,7 @@ class AdaptersOff(ApiError):
     status, type, code = 403, "invalid_request_error", "adapters_off"
 
     def __init__(self) -> None:
-        super().__init__("This server serves no adapters: it was started without --enable-lora")
+        super().__init__("Adapters are disabled: start the server with --enable-lora")
 
 
 class ResponseNotFound(ApiError):
@@ -263,7 +268,7 @@ class BatchesOff(ApiError):
     status, type, code = 404, "invalid_request_error", "batches_off"
 
     def __init__(self) -> None:
-        super().__init__("This server keeps no files and works on no batches: start it with --batch-dir FOLDER")
+        super().__init__("Files and batches are disabled: start the server with --batch-dir FOLDER")
 
 
 class RouteNotFound(ApiError):
@@ -341,7 +346,9 @@ class InternalError(ApiError):
     code = "internal_error"
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"The server had an error while processing the request; its log has more under {request_id}")
+        super().__init__(
+            f"The server had an error while processing the request; details are in its log under {request_id}"
+        )
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
@@ -386,7 +393,7 @@ class ReplicaLost(Unavailable):
 
     def __init__(self) -> None:
         super().__init__(
-            "The replica that worked on the request has ended; another one can answer it",
+            "The replica that processed the request has ended; retry the request",
             retry_after_s=RETRY_WHEN_LOST_S,
         )
 

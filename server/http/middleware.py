@@ -105,7 +105,7 @@ class _Exchange:
         if self._noted.is_new(ignored):
             names = clip(", ".join(ignored))
             logger.warning(
-                "%s: ignored fields: %s (said once; X-Ignored-Fields says it to each client)", self._call.id, names
+                "%s: ignored fields: %s (logged once; X-Ignored-Fields reports it to each client)", self._call.id, names
             )
 
 
@@ -149,7 +149,7 @@ class RequestMiddleware:
         except asyncio.CancelledError:
             # Only the end of the server does this to the outermost coroutine; uvicorn would swallow it as well, with a
             # traceback.
-            logger.warning("%s: cut off, the server has ended", call.id)
+            logger.warning("%s: response cut off because the server is closing", call.id)
         except Exception as error:
             if exchange.status:
                 raise  # half an answer is out: the connection has to be cut

@@ -100,7 +100,9 @@ class Offload:
         job = _Job(caller, num_chars > LONG_CHARS, work, asyncio.get_running_loop().create_future())
         waiting = self._waiting.get(job.caller)
         if self._num_waiting >= 4 * self._max_waiting or (waiting is not None and len(waiting) >= self._max_waiting):
-            raise TooManyRequests("The server is busy: too much is waiting to be read", retry_after_s=RETRY_AFTER_S)
+            raise TooManyRequests(
+                "The server is busy: too much text waits to be processed", retry_after_s=RETRY_AFTER_S
+            )
         self._enqueue(job)
         self._start()
         try:

@@ -105,7 +105,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
             for name in _STYLE:
                 if getattr(self, name) not in (None, False):
                     raise InvalidRequest(
-                        f"{name} is about JSON and not about {kinds_given[0]}", param=f"{prefix}{name}"
+                        f"{name} applies to JSON only, not to {kinds_given[0]}", param=f"{prefix}{name}"
                     )
 
 

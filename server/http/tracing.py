@@ -87,7 +87,7 @@ class Tracing:
         except Full:
             self._num_lost += 1
             if self._num_lost == 1:
-                logger.warning("traces are made more slowly than requests end: some are lost")
+                logger.warning("span exporter is falling behind; spans are dropped")
 
     def close(self) -> None:
         """Send queued spans within CLOSE_LIMIT_S. Blocks."""

@@ -80,7 +80,7 @@ class Application:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
         elif self._app is None:
-            raise RuntimeError("the application has not started: give lifespan=app.lifespan to what it is mounted in")
+            raise RuntimeError("the model is not loaded: pass lifespan=app.lifespan to the outer application")
         else:
             # Below a prefix as without one; links in its pages are relative.
             path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"

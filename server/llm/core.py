@@ -118,7 +118,7 @@ class Core:
             except ApiError as error:
                 raise as_value_error(error) from None
             except EngineError as error:
-                raise RuntimeError(f"the engine takes no requests: {error}") from None
+                raise RuntimeError(f"the engine does not accept requests: {error}") from None
             text = ask.text
             if isinstance(ask.request.prompt, Chat):
                 text = self.loaded.tokenizer.decode(generation.requests[0].prompt_ids, skip_special_tokens=False)
@@ -184,7 +184,7 @@ class Core:
     async def _named(self, id: str) -> AsyncIterator[None]:
         """Reserve `id` for one request while the block runs. Raises ValueError if it is in use."""
         if id in self._at_work:
-            raise ValueError(f"request_id {id!r}: another request with this id is at work")
+            raise ValueError(f"request_id {id!r}: another request with this id is in flight")
         self._at_work[id] = False
         try:
             yield

@@ -26,7 +26,7 @@ class LoRARequest:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.lora_name, str) and self.lora_name):
-            raise ValueError("lora_name is the adapter's name, not empty")
+            raise ValueError("lora_name must not be empty")
 
 
 def each_lora(given: LoRARequest | Sequence[LoRARequest | None] | None, num: int) -> list[LoRARequest | None]:
@@ -52,10 +52,10 @@ class LoraNames:
         adapters, path = self._loaded.engine.adapters, os.fspath(asked.lora_path)
         if adapters is None:
             raise ValueError(
-                f"lora_request {asked.lora_name!r}: this LLM serves no adapters: LLM(…, enable_lora=True) does"
+                f"lora_request {asked.lora_name!r}: adapters are disabled: create the LLM with enable_lora=True"
             )
         if asked.lora_name in self._loaded.all_names:
-            raise ValueError(f"lora_request {asked.lora_name!r}: that is a name of the model itself")
+            raise ValueError(f"lora_request {asked.lora_name!r}: this is a name of the model; choose another")
         async with self._loading:
             known = adapters.find(asked.lora_name)
             if path and (known is None or known.path != path):

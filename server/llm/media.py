@@ -105,7 +105,7 @@ class Objects:
         if not isinstance(kind, str) or kind not in _KINDS or kind not in part:
             return part
         if unknown := [name for name in part if name not in ("type", kind)]:
-            raise ValueError(f"{where} has no key {unknown[0]!r}: type and {kind} are all")
+            raise ValueError(f"{where} has no key {unknown[0]!r}; allowed: type and {kind}")
         self._sources[f"{where}.image_url.url"] = (_KINDS[kind], source_of(part[kind], where), f"{where}.{kind}")
         return {"type": "image_url", "image_url": {"url": _SHOWN}}
 

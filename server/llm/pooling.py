@@ -85,7 +85,7 @@ def _checked(params: PoolingParams, names: Sequence[str], method: str) -> dict[s
     """Return the fields of `params`. Raises ValueError for a field that `method` does not use."""
     for name in params.fields:
         if name not in names:
-            raise ValueError(f"{name} means nothing to {method}")
+            raise ValueError(f"{method} does not use {name}")
     return dict(params.fields)
 
 
@@ -104,7 +104,7 @@ def ask_to_pool(
     Raises ValueError, as does the function."""
     given = [plain(prompt) for prompt in several(prompts)]
     if any(prompt.media or prompt.embeds is not None for prompt in given):
-        raise ValueError("multi_modal_data, prompt_embeds: what is pooled is text")
+        raise ValueError("multi_modal_data and prompt_embeds are not supported for pooling")
     each = list(params) if isinstance(params, Sequence) else [params or PLAIN] * len(given)
     if len(each) != len(given):
         raise ValueError(f"pooling_params: {len(each)} for {len(given)} prompts; give one for all or one for each")
@@ -122,7 +122,7 @@ def ask_to_pool(
         for alike, group in groupby(zip(fields, texts, strict=True), key=lambda pair: pair[0]):
             wanted = decoded(request_types.POOLING, {"input": "", **alike}) if alike else _NO_FIELDS
             if task is not None and wanted.task not in (None, task):
-                raise ValueError(f"task {wanted.task!r} contradicts {task!r}, which was asked for")
+                raise ValueError(f"task {wanted.task!r} contradicts {task!r}, the requested task")
             request = of_embeddings(wanted, served, task or wanted.task or served.task)
             found.append(replace(request, inputs=[text for _, text in group], field="prompts"))
         return found
@@ -246,7 +246,7 @@ class Pooler:
         except EngineFailed as error:
             raise RuntimeError(f"the engine failed on a prompt: {error}") from None
         except EngineError as error:
-            raise RuntimeError(f"the engine takes no requests: {error}") from None
+            raise RuntimeError(f"the engine does not accept requests: {error}") from None
 
     async def compared(
         self, compare: Compare, note: Callable[[Pooled], object]

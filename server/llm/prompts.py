@@ -25,7 +25,7 @@ def decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:
     except ApiError as error:
         raise as_value_error(error) from None
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"a value is of no type that JSON has: {error}") from None
+        raise ValueError(f"a value cannot be converted to JSON: {error}") from None
 
 
 def as_value_error(error: ApiError) -> ValueError:
@@ -91,14 +91,14 @@ def plain(prompt: Prompt) -> PlainPrompt:
     text, ids, salt, data, processor_kwargs, embeds = (prompt.get(key) for key in _READ)
     if embeds is not None:
         if unread := [key for key in ("prompt", "prompt_token_ids", "multi_modal_data") if prompt.get(key)]:
-            raise ValueError(f"prompt_embeds stands in the place of {unread[0]}: give one of them")
+            raise ValueError(f"prompt_embeds cannot be combined with {unread[0]}: give one of them")
         return PlainPrompt("", None, salt, embeds=prompt_embeds(embeds))
     media = beside_prompt(data or {})
     if text is not None and not isinstance(text, str):
-        raise ValueError(f"a prompt's 'prompt' is text, not {type(text).__name__}")
+        raise ValueError(f"a prompt's 'prompt' must be text, not {type(text).__name__}")
     if ids is not None:
         if media:
-            raise ValueError("multi_modal_data belongs to a prompt of text, in which placeholders stand for it")
+            raise ValueError("multi_modal_data requires a text prompt with placeholders")
         return PlainPrompt(_ids(ids), text, salt)
     if text is None:
         raise ValueError("a prompt that is a dict needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'")

@@ -72,7 +72,7 @@ def sample(modality: Modality, sampling_rate: int) -> Decoded:
 
 
 def fingerprint(value: Any, where: str) -> Iterator[bytes]:
-    """Yield bytes that identify `value`. Raises InvalidMedia for a value that is no file, image or array."""
+    """Yield bytes that identify `value`. Raises InvalidMedia for a value that is not a file, image or array."""
     if isinstance(value, bytes):
         yield b"file:"
         yield value
@@ -86,7 +86,7 @@ def fingerprint(value: Any, where: str) -> Iterator[bytes]:
         yield f"rate:{float(value[1])}:".encode()
         yield from fingerprint(value[0], where)
     else:
-        raise InvalidMedia(f"{type(value).__name__} is no file, image or array", where)
+        raise InvalidMedia(f"{type(value).__name__} is not a file, image or array", where)
 
 
 def _turned(picture: Any) -> Any:

@@ -29,12 +29,12 @@ def read_embeds(data: bytes, where: str) -> dict[str, Array]:
     tensors = dict(_tensors(data, where))
     vectors = {name: each for name, each in tensors.items() if name not in _GRIDS}
     if len(vectors) != 1:
-        raise InvalidMedia(f"it has {len(vectors)} arrays; one of embeddings is wanted", where)
+        raise InvalidMedia(f"it has {len(vectors)} arrays; exactly one with embeddings is required", where)
     ((name, found),) = vectors.items()
     if found.dtype.kind != "f" or found.ndim != 2 or not found.size:
         raise InvalidMedia(f"{clip(name)} is {found.dtype} {list(found.shape)}, not numbers [tokens, width]", where)
     if not np.isfinite(found).all():
-        raise InvalidMedia(f"{clip(name)} has numbers that are none", where)
+        raise InvalidMedia(f"{clip(name)} contains NaN or infinity", where)
     read: dict[str, Array] = {EMBEDS: found}
     for name in _GRIDS & tensors.keys():
         grid = tensors[name]
@@ -88,7 +88,7 @@ def _tensors(data: bytes, where: str) -> Iterator[tuple[str, Array]]:
         raise InvalidMedia(_NO_FILE, where)
     head.pop("__metadata__", None)
     if len(head) > _MAX_TENSORS:
-        raise InvalidMedia(f"it has {len(head)} arrays; at most {_MAX_TENSORS} are looked at", where)
+        raise InvalidMedia(f"it has {len(head)} arrays; at most {_MAX_TENSORS} are allowed", where)
     body = memoryview(data)[8 + size :]
     for name, entry in head.items():
         yield name, _tensor(body, entry, f"{clip(name)} in the safetensors file", where)
@@ -96,14 +96,14 @@ def _tensors(data: bytes, where: str) -> Iterator[tuple[str, Array]]:
 
 def _tensor(body: memoryview, entry: Any, what: str, where: str) -> Array:
     if not isinstance(entry, dict):
-        raise InvalidMedia(f"{what} is not described", where)
+        raise InvalidMedia(f"{what} has no valid description", where)
     kind = str(entry.get("dtype"))
     shape: Any = entry.get("shape")
     span: Any = entry.get("data_offsets")
     if kind not in _TYPES:
         raise InvalidMedia(f"{what} is of type {clip(kind)}; {', '.join(_TYPES)} are read", where)
     if not (_counts(shape) and len(shape) <= 4 and 0 not in shape and _counts(span) and len(span) == 2):
-        raise InvalidMedia(f"{what} has no shape, or no place", where)
+        raise InvalidMedia(f"{what} has no shape or no data offsets", where)
     dtype = np.dtype(_TYPES[kind])
     num_bytes = dtype.itemsize
     for each in shape:

@@ -39,7 +39,7 @@ class AllowedHosts:
             except ValueError:
                 if "/" in name or ":" in name or (ANY in name.removeprefix("*.") and name != ANY):
                     raise ValueError(
-                        f"{name!r} is no host name, *.domain, *, address or network (no scheme, port or path)"
+                        f"{name!r} is not a host name, *.domain, *, address or network (no scheme, port or path)"
                     ) from None
                 self._names.add(name.lower().rstrip("."))
 
@@ -122,7 +122,8 @@ class Fetcher:
         """Download the file at `url`. `where`: its field for errors. Raises InvalidMedia."""
         if not self._hosts:
             raise InvalidMedia(
-                "this server fetches nothing: send the data itself, or start it with --allowed-media-domains", where
+                "fetching URLs is disabled: send the data itself, or start the server with --allowed-media-domains",
+                where,
             )
         import httpx  # a tenth of a second, for the first that needs it
 
@@ -130,7 +131,7 @@ class Fetcher:
             async with asyncio.timeout(self._timeout_s), self._client() as client:
                 return await self._follow(client, url, where)
         except TimeoutError:
-            raise InvalidMedia(f"it did not come within {self._timeout_s:g} s", where) from None
+            raise InvalidMedia(f"the download took more than {self._timeout_s:g} s", where) from None
         # httpx and the standard library report a malformed URL, of the request or of a redirect, as InvalidURL or a ValueError.
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise InvalidMedia(f"it could not be fetched ({type(error).__name__})", where) from None
@@ -167,7 +168,7 @@ class Fetcher:
         except (OSError, UnicodeError):  # the latter for a label that is empty or longer than 63 characters
             raise InvalidMedia(f"there is no host {clip(host)}", where) from None
         if not addresses or not all(map(self._hosts.takes_address, addresses)):
-            raise InvalidMedia(f"{clip(host)} is at no address that may be fetched from", where)
+            raise InvalidMedia(f"{clip(host)} has no address that may be fetched from", where)
         address = addresses[0]
         literal = f"[{address}]" if ":" in address else address
         path = parts.path or "/"
@@ -188,7 +189,7 @@ class Fetcher:
             raise InvalidMedia(f"its host answered with status {response.status_code}", where)
         kind = response.headers.get("content-type", "application/octet-stream").lower()
         if not kind.startswith(_TYPES):
-            raise InvalidMedia(f"its host says that it is {clip(kind)}, no image, audio or video", where)
+            raise InvalidMedia(f"its host declares the type {clip(kind)}, not an image, audio or video", where)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise InvalidMedia("its host sent a compressed response, which is not supported", where)
         length = response.headers.get("content-length", "0")
@@ -214,11 +215,11 @@ def _split(url: str, where: str) -> tuple[SplitResult, int]:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise InvalidMedia("that is no URL", where) from None
+        raise InvalidMedia("it is not a URL", where) from None
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise InvalidMedia("a URL has to begin with data:, http://, https:// or file://", where)
+        raise InvalidMedia("a URL must begin with data:, http://, https:// or file://", where)
     if parts.username is not None or parts.password is not None:
         raise InvalidMedia("a URL with a name or a password in it is not fetched", where)
     if not url.isascii() or any(char <= " " or char in "\\\x7f" for char in url):
-        raise InvalidMedia("the URL has characters that no URL has", where)
+        raise InvalidMedia("the URL contains invalid characters", where)
     return parts, port or _PORTS[parts.scheme]

@@ -45,7 +45,7 @@ def read_io_kwargs(text: str) -> Mapping[str, Mapping[str, Any]]:
         if known is None:
             raise ValueError(f"{name!r} is not one of {', '.join(IO_KWARGS)}")
         if not isinstance(options, dict):
-            raise ValueError(f"{name}: that is no object")
+            raise ValueError(f"{name}: it is not an object")
         for key, value in options.items():
             if key not in known:
                 raise ValueError(f"{name}.{key} is not one of {', '.join(known) or 'none'}")
@@ -58,7 +58,9 @@ def check_processor_kwargs(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         check = PROCESSOR_KWARGS.get(name)
         if check is None:
-            raise ValueError(f"{name} is not one of {', '.join(PROCESSOR_KWARGS)}; others are --mm-processor-kwargs")
+            raise ValueError(
+                f"{name} is not one of {', '.join(PROCESSOR_KWARGS)}; the operator can set others with --mm-processor-kwargs"
+            )
         check(name, value)
 
 
@@ -69,7 +71,7 @@ def read_object(text: str) -> dict[str, Any]:
     except ValueError:
         raise ValueError(f"{text!r} is not JSON") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{text!r} is no JSON object")
+        raise ValueError(f"{text!r} is not a JSON object")
     return found
 
 

@@ -56,13 +56,15 @@ class MediaOptions:
         reader = self.reader_of(processor, modalities)
         for modality, why in reader.probe().items():
             if self._processor_kwargs:
-                raise ValueError(f"--mm-processor-kwargs: the model's processor takes no {modality} with them: {why}")
-            logger.warning("does not read %s: its processor fails: %s", modality, why)
+                raise ValueError(f"--mm-processor-kwargs: the model's processor fails for {modality} with them: {why}")
+            logger.warning("%s disabled: the model's processor fails: %s", modality, why)
         if not reader.modalities:
             return NoMedia("the model's processor fails, as the server's log says")
-        logger.info("reads %s beside text", ", ".join(sorted(reader.modalities)))
+        logger.info("accepts %s besides text", ", ".join(sorted(reader.modalities)))
         if missing := sorted(modalities - processor.modalities):
-            logger.warning("does not read %s: what its processor needs for that is not installed", ", ".join(missing))
+            logger.warning(
+                "%s disabled: a package that the model's processor needs is not installed", ", ".join(missing)
+            )
         return reader
 
     def reader_of(

@@ -48,7 +48,7 @@ def file_part(url: str, where: str, kind: str) -> MediaPart:
     """Return the part of a data URL, whose MIME type gives the modality. Raises InvalidMedia for unsupported types."""
     found = _MIME.match(url)
     if found is None:
-        raise InvalidMedia("a file has to be a data URL with its type, such as data:image/png;base64,…", where)
+        raise InvalidMedia("a file must be a data URL with its type, such as data:image/png;base64,…", where)
     modality = found[1].lower()
     if modality not in ("image", "audio", "video"):
         raise InvalidMedia(

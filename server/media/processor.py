@@ -86,7 +86,7 @@ class Processor:
             if type(found) is int:
                 self.tokens[modality], self.output_ids[modality] = token, found
         if not self.tokens:
-            raise ProcessorError(f"{type(processor).__name__} has no placeholders for what it reads")
+            raise ProcessorError(f"{type(processor).__name__} has no placeholder tokens")
 
     @classmethod
     def load(cls, folder: Path, config: Mapping[str, Any]) -> Processor:
@@ -106,7 +106,7 @@ class Processor:
         except ImportError as error:
             raise ProcessorError(f"{name} needs a package that is not installed: {str(error).strip()}") from None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ProcessorError(f"{name} cannot be made of {folder}: {error}") from error
+            raise ProcessorError(f"{name} cannot be created from {folder}: {error}") from error
         files = [path.read_bytes() for each in _FILES if (path := folder / each).is_file()]
         return cls(processor, config, hashlib.sha256(b"\0".join([str(name).encode(), *files])).digest())
 
@@ -167,7 +167,7 @@ class Processor:
         sound_token = None if sound is None else tokenizer.convert_ids_to_tokens(self.output_ids["audio"])
         expansion = Expansion.of(replaced, output_token, sound_token)
         if not expansion.num_outputs:
-            raise Refused("it is so small that nothing of it is left for the model")
+            raise Refused("it is too small: the processor makes no tokens of it")
         return expansion, {name: _array(tensor) for name, tensor in made.items() if name not in _OF_TEXT}
 
     def _check_heard(self, made: Mapping[str, Any], num_samples: int) -> None:
@@ -176,7 +176,7 @@ class Processor:
         if mask is not None and hop and int(mask.sum()) * hop < num_samples - hop:
             seconds = int(mask.sum()) * hop / self.sampling_rate
             raise Refused(
-                f"this model takes audio of at most {seconds:g} s; this one is {num_samples / self.sampling_rate:.1f} s long"
+                f"this model accepts audio of at most {seconds:g} s; this one is {num_samples / self.sampling_rate:.1f} s long"
             )
 
     def _part(self, modality: Modality) -> Any:

@@ -110,7 +110,7 @@ class MediaReader:
                 raise TextOnly(part.where, part.kind, param=part.where, takes=sorted(self.modalities))
             if part.is_embeds and not self._takes_embeds:
                 raise InvalidRequest(
-                    f"{part.where}: this server takes no {part.kind}: it was started without --enable-mm-embeds",
+                    f"{part.where}: this server does not accept {part.kind}: start it with --enable-mm-embeds",
                     param=part.where,
                 )
             counts[part.modality] += 1
@@ -173,7 +173,7 @@ class MediaReader:
                 part.modality, decoded.value, {**_without_sound(options), **decoded.options}, decoded.sound
             )
         except Refused as error:
-            raise InvalidMedia(f"the model's processor does not take it: {clip(error)}", part.where) from None
+            raise InvalidMedia(f"the model's processor rejects it: {clip(error)}", part.where) from None
         sound = None
         if decoded.sound is not None:
             sound = {name: tensors.pop(name) for name in [*tensors] if "video" not in name}
@@ -186,7 +186,9 @@ class MediaReader:
         """Return the prompt text of given embeddings. Raises InvalidMedia if the model puts text between the outputs."""
         around = self._around.get(part.modality)
         if around is None or len(around.runs) != 1:
-            raise InvalidMedia(f"{part.kind} are not for this model: there is text among the tokens of one", part.where)
+            raise InvalidMedia(
+                f"{part.kind} are not supported: this model has text between the tokens of an item", part.where
+            )
         return Expansion(around.text, (num_outputs,))
 
     def _digest(self, part: MediaPart, value: Any, options: Mapping[str, Any]) -> bytes:
@@ -216,7 +218,7 @@ class _Held:
         """Raise TooManyRequests if the limit is exceeded."""
         if self._num_bytes > self._max_bytes:
             raise TooManyRequests(
-                "The server is busy: requests hold all the memory for images, audio and video",
+                "The server is busy: the memory for images, audio and video is in use",
                 retry_after_s=RETRY_AFTER_S,
             )
 

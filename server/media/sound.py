@@ -66,7 +66,7 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
         check_codec(stream, where)
         check_seconds(_seconds(container, stream), max_seconds, where)
         if not 0 < (stream.rate or 0) <= MAX_RATE:
-            raise InvalidMedia(f"it says that it has {stream.rate} samples a second", where)
+            raise InvalidMedia(f"its sample rate {stream.rate} is invalid", where)
         import av
 
         resampler = av.AudioResampler(
@@ -132,7 +132,7 @@ def _mixed(frame: AudioFrame) -> Samples:
 def check_codec(stream: Any, where: str) -> None:
     """Raise InvalidMedia for a stream without a decoder; most of its other attributes are then unusable."""
     if stream.codec_context is None:
-        raise InvalidMedia("what is in it was made by a codec that is not read here", where)
+        raise InvalidMedia("its codec is not supported", where)
 
 
 def check_seconds(seconds: float | None, max_seconds: float, where: str) -> None:

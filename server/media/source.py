@@ -53,7 +53,7 @@ class Sources:
             return self._data(source.url, where)
         if scheme == "file":
             return self._file(source.url, where)
-        raise InvalidMedia("a URL has to begin with data:, http://, https:// or file://", where)
+        raise InvalidMedia("a URL must begin with data:, http://, https:// or file://", where)
 
     def _data(self, url: str, where: str) -> bytes:
         head = _BASE64_HEAD.match(url)
@@ -63,7 +63,7 @@ class Sources:
         if not comma:
             raise InvalidMedia("the data URL has no comma, and so no data", where)
         if not text.isascii():
-            raise InvalidMedia("the URL has characters that no URL has", where)
+            raise InvalidMedia("the URL contains invalid characters", where)
         if len(text) > 3 * self._max_bytes:
             raise too_large(self._max_bytes, where)
         data = unquote_to_bytes(text)
@@ -73,11 +73,11 @@ class Sources:
 
     def _file(self, url: str, where: str) -> bytes:
         if self._folder is None:
-            raise InvalidMedia("this server reads no files: it was started without --allowed-local-media-path", where)
+            raise InvalidMedia("file URLs are disabled: start the server with --allowed-local-media-path", where)
         try:
             parts = urlsplit(url)
             if parts.netloc not in ("", "localhost") or "\x00" in unquote(parts.path):
-                raise InvalidMedia("a file has to be named by its absolute path: file:///folder/name", where)
+                raise InvalidMedia("a file URL needs an absolute path: file:///folder/name", where)
             path = Path(unquote(parts.path)).resolve(strict=True)
             if not path.is_relative_to(self._folder):
                 raise _no_such_file(where)

@@ -85,7 +85,7 @@ def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> P
         check_seconds(seconds, max_seconds, where)
         fps = float(stream.average_rate or stream.guessed_rate or 0)
         if not 0 < fps <= MAX_FRAMES_A_SECOND:
-            raise InvalidMedia(f"it says that it has {fps:g} frames a second", where)
+            raise InvalidMedia(f"its frame rate {fps:g} is invalid", where)
         num_frames = 0
         for packet in container.demux(stream):
             num_frames += packet.size > 0

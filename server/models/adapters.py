@@ -41,7 +41,7 @@ class AdapterModule:
         except ValueError as error:
             raise ValueError(f"{text!r} is not JSON: {error}") from None
         if unknown := given.keys() - {"name", "path", "base_model_name"}:
-            raise ValueError(f"{text!r}: unknown key {sorted(unknown)[0]!r}; there are name, path and base_model_name")
+            raise ValueError(f"{text!r}: unknown key {sorted(unknown)[0]!r}; allowed: name, path and base_model_name")
         name, path = given.get("name"), given.get("path")
         if not (isinstance(name, str) and name and isinstance(path, str) and path):
             raise ValueError(f"{text!r} needs a name and a path")
@@ -83,10 +83,10 @@ def folder_below(root: Path, path: str) -> Path:
         inside = [folder, *(Path(link).resolve(strict=True) for link in links)]
     except (OSError, ValueError, RuntimeError):  # missing, no folder, a name with a zero byte, links in a circle
         raise ValueError(
-            f"there is no folder {path!r} with an adapter below the one that adapters may come from"
+            f"there is no folder {path!r} with an adapter below the folder of adapters (--lora-dir, --lora-resolver)"
         ) from None
     if folder == top or not all(each.is_relative_to(top) for each in inside):
-        raise ValueError(f"{path!r} is outside of the folder that adapters may come from")
+        raise ValueError(f"{path!r} is outside of the folder of adapters (--lora-dir, --lora-resolver)")
     return folder
 
 

@@ -139,13 +139,11 @@ def _tags(
 ) -> ReasoningTags | None:
     reasons = tool_parser is not None and tool_parser.reasons
     if parser in _OWN_REASONING and not reasons:
-        raise ValueError(f"reasoning is read as {parser} only where calls are as well: choose the tool parser harmony")
+        raise ValueError(f"the reasoning parser {parser} requires the tool parser harmony")
     if parser in (AUTO, NONE, *_OWN_REASONING) and reasons:
         return None
     if reasons:
-        raise ValueError(
-            f"harmony reads its own reasoning; it does not go together with the reasoning parser {parser!r}"
-        )
+        raise ValueError(f"the tool parser harmony also parses reasoning; leave out the reasoning parser {parser!r}")
     if parser == NONE:
         return None
     found = detect_reasoning(_text(source)) if parser == AUTO else parser

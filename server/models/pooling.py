@@ -52,7 +52,7 @@ class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
             raise ValueError(f"--pooler-config: {error}") from None
         if found.pooling_type is not None and (found.seq_pooling_type or found.tok_pooling_type):
             raise ValueError(
-                "--pooler-config: pooling_type says what seq_pooling_type or tok_pooling_type says; give one"
+                "--pooler-config: pooling_type has the meaning of seq_pooling_type or tok_pooling_type; set one"
             )
         return found
 
@@ -125,7 +125,7 @@ class ServedPooling:
         words = tuple(config.classifier_from_token or ())
         ids = [tokenizer.id_of(word) for word in words]
         if None in ids:
-            raise ValueError(f"--pooler-config: {words[ids.index(None)]!r} is no token of this model's")
+            raise ValueError(f"--pooler-config: {words[ids.index(None)]!r} is not a token of this model")
         if words and not model.generates:
             raise ValueError(
                 f"--pooler-config: classifier_from_token needs a model that generates; {model.architecture} does not"
@@ -175,7 +175,7 @@ class ServedPooling:
         if task not in self.tasks:
             raise TaskNotSupported(self.architecture, task, self.tasks)
         if dimensions is not None and not task.endswith("embed"):
-            raise InvalidRequest(DIMENSIONS, f" are for embeddings; this is to {task}", param=DIMENSIONS)
+            raise InvalidRequest(DIMENSIONS, f" apply to embeddings, not to the task {task}", param=DIMENSIONS)
         self.check_dimensions(dimensions)
         if dimensions is None and task.endswith("embed"):
             dimensions = self.dimensions
@@ -204,7 +204,7 @@ class ServedPooling:
             raise InvalidRequest(DIMENSIONS, f" {wanted}: this model's embeddings have {size}", param=DIMENSIONS)
         if trained is None:
             raise InvalidRequest(
-                DIMENSIONS, f" {wanted}: this model was not trained to be cut (Matryoshka); its embeddings have {size}",
+                DIMENSIONS, f" {wanted}: this model does not support fewer dimensions (Matryoshka); its embeddings have {size}",
                 param=DIMENSIONS,
             )  # fmt: skip
         if trained and wanted not in trained:

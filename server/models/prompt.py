@@ -295,7 +295,7 @@ class _Compiled:
         try:
             return self.environment.render(self.template, variables, limit_s)
         except TemplateTooLong as error:
-            raise EndlessTemplate(f"the chat template does not come to an end on these messages: {error}") from error
+            raise EndlessTemplate(f"the chat template exceeds its limits on these messages: {error}") from error
         except Refusal as error:
             raise PromptError(error.message or "the chat template refuses these messages") from error
         except Exception as error:  # a template is a program: it may fail with anything

@@ -139,9 +139,7 @@ class ServedSpeech:
     def holding(self, num_bytes: int) -> Iterator[None]:
         """Count the bytes of a request's samples while the block runs. Raises TooManyRequests above the limit."""
         if self._held_bytes + num_bytes > self.max_held_bytes:
-            raise TooManyRequests(
-                "The server is busy: requests hold all the memory for audio", retry_after_s=RETRY_AFTER_S
-            )
+            raise TooManyRequests("The server is busy: the memory for audio is in use", retry_after_s=RETRY_AFTER_S)
         self._held_bytes += num_bytes
         try:
             yield

@@ -335,7 +335,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise TokenizerError(f"{path} holds no JSON object")
+        raise TokenizerError(f"{path} is not a JSON object")
     return content
 
 

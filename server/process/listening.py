@@ -75,7 +75,7 @@ def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
     if pid != str(os.getpid()) or number in ("", "0"):
         return None
     if number != "1":
-        raise OSError(errno.EINVAL, f"the service manager passed {number} sockets, and one can be served")
+        raise OSError(errno.EINVAL, f"the service manager passed {number} sockets; exactly one is supported")
     os.set_inheritable(_PASSED_FD, False)
     sock = socket.socket(fileno=_PASSED_FD)
     if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -113,7 +113,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "there is something else than a socket", str(path))
+        raise OSError(errno.EEXIST, "the path exists and is not a socket", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)  # a full backlog has a listener, too
         if client.connect_ex(str(path)) != errno.ECONNREFUSED:

@@ -286,7 +286,7 @@ async def _load_one(
         await engine.close()
         raise LoadError(
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {engine.model.vocab_size}: "
-            "they do not belong together"
+            "they do not match"
         )
     try:
         pooling = served_pooling(config, files, engine.model, tokenizer, prepared.template)
@@ -323,7 +323,7 @@ async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str
         return {}
     for module in AdapterModule.all_of(config.lora_modules):
         if module.name in config.served_names:
-            raise ValueError(f"--lora-modules {module.name}={module.path}: that is a name of the model itself")
+            raise ValueError(f"--lora-modules {module.name}={module.path}: this is a name of the model; choose another")
         await engine.adapters.load(module.name, module.path)
     wanted = by_modality(config.default_mm_loras)
     if unknown := sorted(wanted.keys() - engine.model.modalities):
@@ -375,7 +375,7 @@ def served_pooling(
     Raises ValueError if the model does not support the options."""
     if served_runner(config.runner, model, embeds=files.modules is not None) == "generate":
         if config.convert in ("embed", "classify") or config.pooler_config is not None:
-            raise ValueError("--convert and --pooler-config are for models that are pooled: add --runner pooling")
+            raise ValueError("--convert and --pooler-config require a pooling model: add --runner pooling")
         return None
     folder = files.tokenizer_path
     prompts = Prompts() if files.gguf is not None else Prompts.read(files.modules_path or folder, folder)
@@ -386,8 +386,8 @@ def served_pooling(
         score_template = ScoreTemplate.of_files(template, prompts.template_kwargs)
     served = ServedPooling.of(model, tokenizer, chosen, config.convert, prompts, score_template)
     logger.info(
-        "served to %s%s", ", ".join(served.tasks),
-        "" if score_template is None else "; a query and a document are compared in the model's prompt for them",
+        "tasks: %s%s", ", ".join(served.tasks),
+        "" if score_template is None else "; queries and documents are compared in the model's score prompt",
     )  # fmt: skip
     return served
 
@@ -423,7 +423,7 @@ def load_text(
             template = Path(config.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(
-                f"--chat-template {config.chat_template} cannot be read: {error}; known by name are {', '.join(KNOWN_RERANKERS)}"
+                f"--chat-template {config.chat_template} cannot be read: {error}; built-in templates: {', '.join(KNOWN_RERANKERS)}"
             ) from error
     compiled = ChatTemplate(template, tokenizer.named_tokens)
     try:

@@ -86,7 +86,7 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
             tasks = pooled_tasks(model, pooler_config(config, model), config.convert)
         chats = bool(template_of(files.tokenizer_path, None if files.gguf is None else files.gguf.metadata))
     except (WeightsError, UnsupportedModel, TokenizerError, ValueError) as error:
-        logger.info("%s: what it is will be known when it is loaded (%s)", config.served_names[0], error)
+        logger.info("%s: its properties are unknown until it is loaded (%s)", config.served_names[0], error)
         return None
     return Outline(model.max_model_len, tuple(sorted(model.modalities)), tasks, chats)
 

@@ -71,7 +71,7 @@ def run(options: RayOptions, config: ServerConfig) -> int:
     url = url_of((config.host, config.listen_port), secured=config.ssl_certfile is not None)
     print(f"\noneloop serves on {url}: {options.replicas} replicas on Ray Serve\n", flush=True)
     stopped.wait()
-    print("oneloop: shutting down when what is in flight has finished", file=sys.stderr, flush=True)
+    print("oneloop: shutting down after requests in flight", file=sys.stderr, flush=True)
     serve.delete(NAME)
     if is_ours:
         serve.shutdown()

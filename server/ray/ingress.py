@@ -72,9 +72,7 @@ class Ingress:
         if path in _PATHS:
             call.route = path
         if path == DRAIN:
-            raise Conflict(
-                "Replicas are begun and ended by Ray Serve: `serve shutdown`, or the end of `oneloop ray`, drains them"
-            )
+            raise Conflict("Ray Serve manages the replicas: `serve shutdown`, or ending `oneloop ray`, drains them")
         body = await read_bytes(Request(scope, receive), self._config.max_body_size)
         if path == METRICS or (path in OPERATOR_PATHS and scope["method"] == "POST"):
             request = Forwarded.of(scope, body).without(b"accept")  # of formats, the one that can be put together
@@ -122,7 +120,7 @@ class Ingress:
     async def _answer_all(self, request: Forwarded, scope: Scope, send: Send) -> None:
         answers = await self._fleet.answer_all(request)
         if not answers:
-            raise Unavailable("No replica is there", retry_after_s=RETRY_AFTER_S)
+            raise Unavailable("No replica is available", retry_after_s=RETRY_AFTER_S)
         head, body = together(answers, is_metrics=scope["path"] == METRICS)
         await send(_start(head, scope))
         await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -55,14 +55,12 @@ class RayOptions:
         self._check("target_ongoing_requests", 1, 1_000_000)
         low, high = self.replica_range
         if not low <= self.replicas <= high:
-            raise ConfigError(
-                f"--replicas {self.replicas} is not from --min-replicas {low} to --max-replicas {high}, as it has to be"
-            )
+            raise ConfigError(f"--replicas {self.replicas} is not from --min-replicas {low} to --max-replicas {high}")
 
     def _check(self, name: str, least: int, most: int) -> None:
         value = getattr(self, name)
         if value is not None and not least <= value <= most:
-            raise ConfigError(f"{flag_of(name)}: {value:g} is out of range, it has to be from {least} to {most}")
+            raise ConfigError(f"{flag_of(name)}: {value:g} is out of range: it must be from {least} to {most}")
 
     @property
     def scales(self) -> bool:
@@ -126,5 +124,5 @@ def replica_config(config: ServerConfig) -> ServerConfig:
         ("--uds", config.uds, "Serve's proxies listen at a port"),
     ):
         if value is not None:
-            raise ConfigError(f"{flag} is not for oneloop ray: {instead}")
+            raise ConfigError(f"{flag} is not supported by oneloop ray: {instead}")
     return dataclasses.replace(config, max_stored_responses=0)

@@ -177,7 +177,7 @@ def _list(metadata: Metadata, name: str, *kinds: type) -> list[Any] | None:
     """Return a list from the metadata, or None if it is missing or empty."""
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is not None and not (isinstance(values, list) and all(isinstance(value, kinds) for value in values)):
-        raise TokenizerError(f"tokenizer.ggml.{name} is no list of {kinds[0].__name__}")
+        raise TokenizerError(f"tokenizer.ggml.{name} is not a list of {kinds[0].__name__}")
     return values or None
 
 
@@ -206,7 +206,7 @@ def build_backend(vocabulary: Vocabulary) -> Tokenizer:
     except TokenizerError:
         raise
     except Exception as error:  # the library has only this type for what it refuses
-        raise TokenizerError(f"the tokenizers library refuses this GGUF tokenizer: {error}") from error
+        raise TokenizerError(f"the tokenizers library rejects this GGUF tokenizer: {error}") from error
 
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:

@@ -154,7 +154,7 @@ def test_weights_that_are_missing_are_named(tmp_path):
     ("config", "words"),
     [
         (transformers.T5Config(num_layers=1, d_model=32).to_dict() | {"architectures": ["T5Model"]}, "encoder-decoder"),
-        ({"architectures": ["ElectraModel"], "model_type": "no-such"}, "knows no model_type"),
+        ({"architectures": ["ElectraModel"], "model_type": "no-such"}, "has no model_type"),
         (transformers.ViTConfig().to_dict() | {"architectures": ["ViTModel"]}, "input_ids"),
     ],
 )  # fmt: skip

@@ -172,7 +172,7 @@ def test_a_request_has_one_window_of_sound(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"enable_lora": True}, PlanError, "--enable-lora is not for a model that reads audio by cross-attention"),
+        ({"enable_lora": True}, PlanError, "--enable-lora is not supported for speech models"),
         ({"pipeline_parallel_size": 2}, UnsupportedModel, "does not support pipeline stages"),
         ({"tensor_parallel_size": 2}, UnsupportedModel, "layers that read an encoder"),
     ],

@@ -93,7 +93,7 @@ def test_an_op_that_nothing_can_compute_says_everything_that_was_tried() -> None
 
 def test_kernels_choose_by_the_weights_format_and_the_devices_capability() -> None:
     plain = ShapeClass("cuda", torch.bfloat16, weight=(ops.WeightFormat("bfloat16"),), capability=(8, 0))
-    assert cuda.supports(plain) == "it wants compute capability 9.0 or more"
+    assert cuda.supports(plain) == "it requires compute capability 9.0 or more"
     blocks = plain._replace(weight=(ops.WeightFormat("Q4_K"),), capability=(9, 0))
     assert "not Q4_K" in str(cuda.supports(blocks))
     assert str(blocks) == "bfloat16 on cuda, weights in Q4_K"

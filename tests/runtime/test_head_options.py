@@ -95,9 +95,7 @@ async def test_a_model_without_such_layers_is_named(mtp, tmp_path_factory):
     llama = tmp_path_factory.mktemp("llama")
     config = transformers.LlamaConfig(**SIZES)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(llama)
-    with pytest.raises(
-        UnsupportedModel, match="no MTP layers are known of LlamaForCausalLM; method mtp is for Deepseek"
-    ):
+    with pytest.raises(UnsupportedModel, match="method mtp does not support LlamaForCausalLM; it supports Deepseek"):
         planned(llama)
     changed(mtp, num_nextn_predict_layers=0)
     with pytest.raises(UnsupportedModel, match=r"the config has no MTP layers \(num_nextn_predict_layers\)"):
@@ -153,17 +151,17 @@ async def test_heads_of_a_checkpoint_of_their_own_guess(eagle, method):
 @pytest.mark.parametrize(
     ("method", "told", "complaint"),
     [
-        ("eagle3", {"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is none of method eagle3, which knows"),
+        ("eagle3", {"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported by method eagle3"),
         ("eagle3", {"model_type": "qwen2"}, "layers are of model_type 'qwen2'; supported: llama"),
         ("eagle3", {"vocab_size": 90}, "vocabulary has 90 tokens and the model's 211"),
         ("eagle3", {"target_hidden_size": 63}, "for hidden states of 63 dims, and the model's have 64"),
         ("eagle3", {"draft_vocab_size": 300}, r"guesses 300 tokens \(draft_vocab_size\) of the model's 211"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}, r"inputs of layers \[2, 3, 7\] .*, and the model has 6"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [3, 2]}, r"layers \[3, 2\], which are not in their order"),
-        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "reads no hidden states of inner layers"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [3, 2]}, r"layers \[3, 2\], which are not in ascending order"),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "does not use hidden states of inner layers"),
         ("eagle3", {"norm_before_fc": True}, "norm_before_fc"),
         ("eagle", {"hidden_size": 32}, "hidden_size is 32 and the model's 64"),
-        ("eagle", {"draft_vocab_size": 40}, "its method is eagle3"),
+        ("eagle", {"draft_vocab_size": 40}, "use method eagle3"),
     ],
 )  # fmt: skip
 def test_a_head_that_is_not_for_the_model_is_named(eagle, method, told, complaint):
@@ -197,5 +195,5 @@ async def test_a_checkpoint_of_another_shape_is_named(eagle, spoil, complaint):
 def test_models_of_transformers_have_no_heads(mtp):
     changed(mtp, architectures=["Glm4MoeForCausalLM"])
     config = replace(options(), model_impl="transformers")
-    with pytest.raises(UnsupportedModel, match="runs through transformers, where no method mtp is served"):
+    with pytest.raises(UnsupportedModel, match="runs through transformers, which does not support method mtp"):
         planned(mtp, config)

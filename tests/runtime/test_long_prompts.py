@@ -26,7 +26,7 @@ ROOM = {"num_blocks": LONG // 4 + 1024, "budget": BUDGET, "model": MODEL}
 
 
 class Watched(Sequence):
-    """Ids that count, by thread, how many of them are looked at."""
+    """Ids that count, by thread, how many of them are allowed."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = ids

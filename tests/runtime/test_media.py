@@ -29,21 +29,21 @@ def request(*media: MediaItem, num_tokens: int = 12) -> Request:
 
 async def test_a_model_of_text_refuses_a_picture_by_name():
     async with engine_on(FakeRunner(), model=TEXT) as engine:
-        with pytest.raises(ValueError, match=f"{TEXT.architecture} takes no image: it takes text alone"):
+        with pytest.raises(ValueError, match=f"{TEXT.architecture} does not accept image: it takes text alone"):
             engine.submit([request(item(1))])
 
 
 @pytest.mark.parametrize(
     ("media", "complaint"),
     [
-        ([item(1, modality="audio")], "takes no audio: it takes image beside text"),
+        ([item(1, modality="audio")], "does not accept audio: it takes image beside text"),
         ([item()], "without a position"),
         ([item(2, 1)], "not ascending"),
         ([item(1, 1)], "not ascending"),
-        ([item(-1, 1)], "behind what is given before"),
-        ([item(1, 4), item(4, 5)], "behind what is given before"),
-        ([item(3, 5), item(1, 4)], "behind what is given before"),
-        ([item(11, 12)], "ends behind the prompt's 12 tokens"),
+        ([item(-1, 1)], "after the previous item"),
+        ([item(1, 4), item(4, 5)], "after the previous item"),
+        ([item(3, 5), item(1, 4)], "after the previous item"),
+        ([item(11, 12)], "ends after the prompt's 12 tokens"),
     ],
 )
 def test_what_does_not_stand_in_the_prompt_is_refused(media, complaint):

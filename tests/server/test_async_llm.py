@@ -119,7 +119,7 @@ def test_two_requests_cannot_have_one_id(fake):  # noqa: F811
         async with AsyncLLM("tiny") as llm:
             first = asyncio.create_task(last(llm.generate("abc", None, "same")))
             await until_live(fake, 1)
-            with pytest.raises(ValueError, match="request_id 'same': another request with this id is at work"):
+            with pytest.raises(ValueError, match="request_id 'same': another request with this id is in flight"):
                 await last(llm.generate("abc", None, "same"))
             await llm.abort("same")
             await first

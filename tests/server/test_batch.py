@@ -258,8 +258,8 @@ def test_ctrl_c_ends_it_with_whole_lines_that_can_be_resumed(run):
         (["-", "-", "--resume"], "--resume needs a file"),
         (["same.jsonl", "./same.jsonl"], "at once"),
         (["-", "-", "--max-num-seq", "3"], "did you mean --max-num-seqs"),
-        (["-", "-", "--port=80"], "--port is for a server that listens"),
-        (["-", "-", "--no-access-log"], "--no-access-log is for a server"),
+        (["-", "-", "--port=80"], "--port applies to oneloop serve only"),
+        (["-", "-", "--no-access-log"], "--no-access-log applies to oneloop serve only"),
     ],
 )
 def test_a_command_line_that_cannot_be_honoured_is_refused_with_2(argv, words, capsys):

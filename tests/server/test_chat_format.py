@@ -44,9 +44,9 @@ def test_channels_hold_the_reasoning_and_take_no_tags():
     assert (found.tool_parser, found.tags) == (Harmony, None)
     assert chosen(HERMES, reasoning_parser="openai_gptoss").tool_parser is Harmony
     assert chosen(HARMONY, reasoning_parser="none").tool_parser is Harmony
-    with pytest.raises(ValueError, match="reads its own reasoning"):
+    with pytest.raises(ValueError, match="also parses reasoning"):
         chosen(HARMONY, reasoning_parser="qwen3")
-    with pytest.raises(ValueError, match="choose the tool parser harmony"):
+    with pytest.raises(ValueError, match="requires the tool parser harmony"):
         chosen(HERMES, tool_parser="hermes", reasoning_parser="gpt_oss")
 
 

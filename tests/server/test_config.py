@@ -219,9 +219,9 @@ REFUSALS = [
     (["--prot", "80"], {}, ["--prot", "did you mean --port"]),
     (["--speculative-config", '{"method": "ngran"}'], {}, ["--speculative-config", "did you mean ngram"]),
     (["--num-speculative-tokens", "3"], {}, ["--num-speculative-tokens", "--speculative-method"]),
-    (["--speculative-method", "draft_model"], {}, ["--speculative-model NAME belong together"]),
-    (["--spec-model", "x/y"], {}, ["--speculative-model NAME belong together"]),
-    (["--spec-method", "ngram", "--speculative-config", '{"method": "ngram"}'], {}, ["say the same thing twice"]),
+    (["--speculative-method", "draft_model"], {}, ["--speculative-model NAME must be used together"]),
+    (["--spec-model", "x/y"], {}, ["--speculative-model NAME must be used together"]),
+    (["--spec-method", "ngram", "--speculative-config", '{"method": "ngram"}'], {}, ["have the same meaning"]),
     (["--no-prefix-caching"], {}, ["--no-prefix-caching"]),
     (["--no-enable-prefix-cachin"], {}, ["did you mean --no-enable-prefix-caching"]),
     (["serve"], {}, ["serve"]),
@@ -434,13 +434,13 @@ def test_several_models_are_one_after_another_called_as_they_are_given_or_as_som
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--model", "a", "--model", "a"], "two models are called a"),
+        (["--model", "a", "--model", "a"], "two models have the name a"),
         (["--model", "a", "--model", "b", "--served-model-name", "x"], "2 --model and 1 --served-model-name"),
-        (["--model", "a", "--model", "b", "--tokenizer", "t"], "--tokenizer is about one model, and there are 2"),
-        (["--model", "a", "--model", "b", "--enable-lora"], "--enable-lora is about one model"),
+        (["--model", "a", "--model", "b", "--tokenizer", "t"], "--tokenizer applies to one model, and there are 2"),
+        (["--model", "a", "--model", "b", "--enable-lora"], "--enable-lora applies to one model"),
         (["--model", "a", "--model", "b", "--max-loaded-models", "2"], "needs --kv-cache-memory"),
-        (["--model", "a", "--model", "b", "--embedding-model", "b"], "has a name of --model"),
-        (["--max-loaded-models", "2"], "needs as many --model"),
+        (["--model", "a", "--model", "b", "--embedding-model", "b"], "is also a name of --model"),
+        (["--max-loaded-models", "2"], "needs at least that many --model"),
     ],
 )
 def test_what_contradicts_several_models_is_refused(flags, reason):
@@ -465,5 +465,5 @@ def test_what_contradicts_stages_in_processes_of_their_own_is_refused(flags, rea
 
 def test_what_is_answered_by_one_model_takes_no_several():
     config = parse(["--model", "a", "--model", "b"], {})
-    with pytest.raises(ConfigError, match="a file of requests is answered by one model"):
+    with pytest.raises(ConfigError, match="a file of requests supports one model only"):
         config.of_one_model("a file of requests")

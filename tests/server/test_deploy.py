@@ -197,7 +197,7 @@ OF_A_SERVICE = {"ONELOOP_PORT": "tcp://10.0.0.1:8000", "ONELOOP_SERVICE_HOST": "
 
 @pytest.mark.parametrize("variable", OF_A_SERVICE)
 def test_variables_that_kubernetes_sets_for_a_service_are_told_apart_from_options(variable):
-    with pytest.raises(ConfigError, match=f"^{variable} is what Kubernetes sets.*enableServiceLinks"):
+    with pytest.raises(ConfigError, match=f"^{variable} was set by Kubernetes.*enableServiceLinks"):
         parse([], {variable: OF_A_SERVICE[variable]})
     assert parse([], {"ONELOOP_PORT": "8001"}).port == 8001
 

@@ -215,14 +215,14 @@ def test_an_adapter_answers_where_it_is_asked_for(llm, fake, tmp_path):
 
 
 def test_an_adapter_that_cannot_answer_is_a_value_error(llm, fake, tmp_path):
-    with pytest.raises(ValueError, match=r"'mine': this LLM serves no adapters: LLM\(…, enable_lora=True\) does"):
+    with pytest.raises(ValueError, match=r"'mine': adapters are disabled: create the LLM with enable_lora=True"):
         llm.generate("a", lora_request=LoRARequest("mine", 1, "x"))
     fake.engine.adapters = FakeAdapters()
     (tmp_path / "bad").touch()
     for given, message in (
         (LoRARequest("mine", 1, tmp_path), "q_proj is of another shape"),
         (LoRARequest("nobody"), "nobody"),
-        (LoRARequest("tiny", 1, tmp_path), "a name of the model itself"),
+        (LoRARequest("tiny", 1, tmp_path), "a name of the model"),
         ([], "0 lora_request for 1 prompts"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -259,7 +259,7 @@ def test_the_bar_counts_prompts_and_tokens(llm, capsys):
         ({"n": 0}, "'n'"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"seed": "x"}, "seed"),
-        ({"seed": object()}, "no type that JSON has"),
+        ({"seed": object()}, "cannot be converted to JSON"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temprature": 1}, "did you mean temperature"),
         ({"stream": True}, "stream"),

@@ -26,13 +26,13 @@ def test_dict_prompts_are_text_or_ids(llm, fake):  # noqa: F811
         ({"prompt": "a", "multi_modal_data": {"smell": 1}}, "multi_modal_data has no key 'smell'"),
         (
             {"prompt": "a", "multi_modal_data": {"image": b"a"}},
-            "multi_modal_data.image is of type 'image', and the",
+            "multi_modal_data.image has type 'image'; the model accepts",
         ),
         ({"prompt": "a", "multi_modal_data": {"image": "/no/such"}}, "multi_modal_data.image: /no/such cannot be read"),
-        ({"prompt_token_ids": [5], "multi_modal_data": {"image": b"a"}}, "belongs to a prompt of text"),
+        ({"prompt_token_ids": [5], "multi_modal_data": {"image": b"a"}}, "requires a text prompt"),
         ({"promt": "a"}, "no key 'promt' (did you mean prompt?)"),
         ({}, "needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'"),
-        ({"prompt": [1, 2]}, "'prompt' is text, not list"),
+        ({"prompt": [1, 2]}, "'prompt' must be text, not list"),
         ({"prompt_token_ids": "12"}, "cannot be interpreted as an integer"),
     ],
 )

@@ -62,7 +62,7 @@ def chat(*argv: str):
 async def test_a_chat_shows_markdown_and_figures_and_ends_by_its_command(serve):
     server = await serve(says="Hello there", api_key=("secret",))
     with chat("--url", f"http://127.0.0.1:{server.port}") as (process, person):
-        await person.see("tiny: ask, or /help")
+        await person.see("tiny: type a message, or /help")
         await person.see("> ")
         person.type("hi\r")
         seen = await person.see("ms\r\n")

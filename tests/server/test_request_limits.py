@@ -87,7 +87,7 @@ async def test_a_stream_that_is_late_says_so_in_its_last_event(serve, path):
     [
         (QueueFull(9, 9, retry_after_s=3.4), "4", "9 requests are waiting"),
         (QueueFull(900, 800, unit="prompt tokens", retry_after_s=12.0), "12", "900 prompt tokens are waiting"),
-        (CallerLimit("this client has had its tokens", "x", 0.2), "1", "this client has had its tokens"),
+        (CallerLimit("this client has used its tokens", "x", 0.2), "1", "this client has used its tokens"),
     ],
 )
 async def test_who_is_refused_learns_why_and_when_to_come_again(serve, error, seconds, words):

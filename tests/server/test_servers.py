@@ -71,7 +71,7 @@ def test_stop_ends_a_server_and_waits_for_it(stand_in, capsys):
 
 
 def test_stop_without_a_name_ends_nothing(stand_in):
-    with pytest.raises(ConfigError, match="name a server, or give --all"):
+    with pytest.raises(ConfigError, match="name a server, or use --all"):
         servers.stop([])
     assert stand_in.poll() is None
 
@@ -87,7 +87,7 @@ def test_a_number_that_belongs_to_another_process_gets_no_signal(stand_in):
 )
 def test_a_server_is_named_by_model_port_pid_or_url(names, found):
     if found is None:
-        with pytest.raises(ConfigError, match="name a server, or give --all; there are http://127"):
+        with pytest.raises(ConfigError, match="name a server, or use --all; running: http://127"):
             servers.chosen([ONE, OTHER], names, everyone=False)
     else:
         assert servers.chosen([ONE, OTHER], names, everyone=False) == [found]
@@ -98,7 +98,7 @@ def test_a_server_is_named_by_model_port_pid_or_url(names, found):
     ("servers_there", "names", "said"),
     [
         ([], [], "no server of this user runs here"),
-        ([ONE], ["nobody"], "no server has the name nobody; there are http://127.0.0.1:8000"),
+        ([ONE], ["nobody"], "no server has the name nobody; running: http://127.0.0.1:8000"),
         ([ONE, replace(ONE, pid=9, url="http://127.0.0.1:9")], ["qwen3-0.6b"], "several servers have the name"),
     ],
 )

@@ -145,7 +145,7 @@ def test_health_is_bad_where_nobody_answers(capsys):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         assert health.main(["live", "--port", str(sock.getsockname()[1])]) == 1
-    assert "nobody answers" in capsys.readouterr().err
+    assert "no server responds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

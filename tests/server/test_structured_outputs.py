@@ -130,9 +130,9 @@ REFUSED = [
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "no field requests JSON"),
     ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "regex"),
     ({"guided_grammar": "%%"}, "guided_grammar", "cannot be read"),
-    ({"use_beam_search": True, "response_format": {"type": "json_object"}}, "response_format", "beam search"),
-    ({"use_beam_search": True, "structured_outputs": {"regex": "a"}}, "structured_outputs", "beam search"),
-    ({"use_beam_search": True, "guided_regex": "a"}, "guided_regex", "beam search"),
+    ({"use_beam_search": True, "response_format": {"type": "json_object"}}, "response_format", "beam_search"),
+    ({"use_beam_search": True, "structured_outputs": {"regex": "a"}}, "structured_outputs", "beam_search"),
+    ({"use_beam_search": True, "guided_regex": "a"}, "guided_regex", "beam_search"),
 ]  # fmt: skip
 
 

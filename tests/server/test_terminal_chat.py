@@ -90,7 +90,7 @@ def test_commands_change_what_is_sent():
         ([system, ("user", "two")], {"temperature": 0.5, "seed": None}),
         ([system, ("user", "three")], {"temperature": 0.5, "seed": None}),
     ]
-    for words in ("taken back", "nothing to take back", "there is no nonsense", "there is no /nothing", "/retry"):
+    for words in ("taken back", "nothing to take back", "unknown setting nonsense", "there is no /nothing", "/retry"):
         assert words in shown
 
 
@@ -197,9 +197,9 @@ def test_a_text_with_fences_of_its_own_is_fenced_by_longer_ones(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.pdf", b"%PDF", "PDF is not read here"),
+        ("a.pdf", b"%PDF", "PDF is not supported"),
         ("a.bin", b"\xff\xfe\x00", "neither text in UTF-8 nor"),
-        ("a.txt", b"x" * ((1 << 20) + 1), "1,048,577 bytes of text are too many"),
+        ("a.txt", b"x" * ((1 << 20) + 1), "1,048,577 bytes of text exceed"),
     ],
 )
 def test_a_file_that_cannot_be_sent_is_refused_by_what_it_is(tmp_path, name, content, says):
@@ -331,7 +331,7 @@ def test_an_endpoint_has_a_key_from_the_environment_unless_one_is_given():
             ["--url", "http://x", "--max-num-seqs", "3"],
             "--max-num-seqs configures a model in this process; leave it out",
         ),
-        (["--temperature", "warm"], "temperature is a number, not warm"),
+        (["--temperature", "warm"], "temperature must be a number, not warm"),
         (["--temperature"], "expected one argument"),
     ],
 )
@@ -438,7 +438,11 @@ async def test_an_endpoint_that_fails_in_the_middle_or_speaks_otherwise_is_told(
     def respond(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=answers[json.loads(request.content)["model"]])
 
-    for model, words in [("fails", "boom"), ("no json", "does not speak"), ("a list", "does not speak")]:
+    for model, words in [
+        ("fails", "boom"),
+        ("no json", "not an OpenAI-compatible"),
+        ("a list", "not an OpenAI-compatible"),
+    ]:
         endpoint = Endpoint("http://x", model, None, httpx.MockTransport(respond))
         with pytest.raises(AnswerFailed, match=words):
             await pieces(endpoint.chat([ASK], {}))

@@ -215,7 +215,7 @@ async def test_what_is_no_text_is_refused_as_that_and_not_as_something_to_leave_
     server = await serve()
     error = error_of(await server.chat(messages=[{"role": "user", "content": [part]}]), 400)
     assert error["param"] == f"messages[0].content[0].{place}"
-    assert "the model reads text only" in error["message"]
+    assert "the model accepts text only" in error["message"]
     assert "leave it out" not in error["message"]
 
 

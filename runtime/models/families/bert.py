@@ -30,7 +30,9 @@ _RULES = (
 
 def _encoder(config: HfConfig, architecture: str, prefix: str, offset: int, max_positions: int) -> DecoderSpec:
     if config.get("position_embedding_type") not in (None, "absolute"):
-        raise UnsupportedModel(f"config: position_embedding_type {config.get('position_embedding_type')!r}")
+        raise UnsupportedModel(
+            f"config: position_embedding_type {config.get('position_embedding_type')!r} is not supported"
+        )
     if config.flag("is_decoder", False):
         raise UnsupportedModel("config: is_decoder: only encoders are described")
     norm = LayerNorm(config.number("layer_norm_eps", 1e-12))

@@ -18,7 +18,7 @@ from runtime.models.spec.norm import RMSNorm
 
 def deepseek_v2(config: HfConfig) -> DecoderSpec:
     if config.flag("norm_topk_prob", False):
-        raise UnsupportedModel("config: norm_topk_prob is not known of any DeepSeek-V2")
+        raise UnsupportedModel("config: norm_topk_prob is not supported for DeepSeek-V2")
     method = config.with_defaults(topk_method="greedy").get("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModel(f"config: topk_method {method!r} is not supported, only greedy and group_limited_greedy")

@@ -64,7 +64,7 @@ def _four_norms(config: HfConfig, architecture: str, types: list[str]) -> Decode
 
 def _gemma(config: HfConfig, architecture: str) -> DecoderSpec:
     if config.flag("use_bidirectional_attention", False):
-        raise UnsupportedModel("config: use_bidirectional_attention makes no causal language model")
+        raise UnsupportedModel("config: use_bidirectional_attention is not supported for causal language models")
     config = config.with_defaults(head_dim=256, hidden_act="gelu_pytorch_tanh")
     spec = llama(config, architecture, tied=True)
     return replace(spec, embedding_multiplier=spec.hidden_size**0.5, rules=_RULES)

@@ -52,9 +52,9 @@ def new(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
 def _gte(config: HfConfig, architecture: str, kind: Kind, prefix: str) -> DecoderSpec:
     for key, value in (("position_embedding_type", "rope"), ("layer_norm_type", "layer_norm")):
         if config.get(key) not in (None, value):
-            raise UnsupportedModel(f"config: {key} {config.get(key)!r}")
+            raise UnsupportedModel(f"config: {key} {config.get(key)!r} is not supported")
     if config.flag("logn_attention_scale", False):
-        raise UnsupportedModel("config: logn_attention_scale")
+        raise UnsupportedModel("config: logn_attention_scale is not supported")
     config = config.with_defaults(max_position_embeddings=8192)
     num_heads, num_kv_heads, head_size = heads(config)
     norm = LayerNorm(config.number("layer_norm_eps", 1e-12))
@@ -76,7 +76,7 @@ def _rope(config: HfConfig, head_size: int) -> Rope:
     if scaling.get("type") != "ntk":
         return rope(config, head_size)
     if scaling.get("mixed_b") is not None:
-        raise UnsupportedModel("config: rope_scaling of type ntk with mixed_b")
+        raise UnsupportedModel("config: rope_scaling of type ntk with mixed_b is not supported")
     factor = scaling.number("factor")
     plain = Rope(head_size, config.number("rope_theta", 10000.0) * factor)
     return replace(plain, scaling=LinearScaling(factor ** (2 / head_size)))

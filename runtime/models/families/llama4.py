@@ -32,7 +32,7 @@ def llama4_text(config: HfConfig) -> DecoderSpec:
     spec = llama(config, "Llama4ForCausalLM")
     if (top_k := config.count("num_experts_per_tok", 1)) != 1:
         raise UnsupportedModel(
-            f"config: num_experts_per_tok is {top_k}; experts whose input is weighed are computed one a token"
+            f"config: num_experts_per_tok is {top_k}; only 1 is supported, because the input of experts is scaled"
         )
     heads, temperature = spec.attention, None
     if config.flag("attn_temperature_tuning", True):

@@ -58,11 +58,11 @@ def modernbert(config: HfConfig, architecture: str, kind: Kind) -> DecoderSpec:
         return spec
     name = config.with_defaults(classifier_activation="gelu").get("classifier_activation")
     if name not in _HEAD_ACTIVATIONS:
-        raise UnsupportedModel(f"config: classifier_activation {name!r}")
+        raise UnsupportedModel(f"config: classifier_activation {name!r} is not supported")
     size = config.count("hidden_size")
     pooling = config.with_defaults(classifier_pooling="cls").get("classifier_pooling")
     if pooling not in ("cls", "mean"):
-        raise UnsupportedModel(f"config: classifier_pooling {pooling!r}")
+        raise UnsupportedModel(f"config: classifier_pooling {pooling!r} is not supported")
     before = Dense(
         Linear("head.dense", size, size, config.flag("classifier_bias", False)),
         _HEAD_ACTIVATIONS[name],

@@ -28,7 +28,7 @@ def phimoe(config: HfConfig) -> DecoderSpec:
         num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=1e6
     )
     if config.count("num_experts_per_tok", 2) != 2:
-        raise UnsupportedModel("config: num_experts_per_tok is not 2, as Phi's sparse mixer has it")
+        raise UnsupportedModel("config: num_experts_per_tok must be 2 for Phi's sparse mixer")
     spec = llama(config, "PhimoeForCausalLM")
     norm = LayerNorm(config.number("rms_norm_eps"))
     attention = spec.attention

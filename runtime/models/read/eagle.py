@@ -33,14 +33,14 @@ def head_from_config(method: str, config: Mapping[str, Any], model: DecoderSpec)
     names = config.get("architectures") or [None]
     if names[0] not in _NAMES[method]:
         raise UnsupportedModel(
-            f"the draft's architecture {names[0]} is none of method {method}, which knows {', '.join(_NAMES[method])}"
+            f"the draft's architecture {names[0]} is not supported by method {method}; supported: {', '.join(_NAMES[method])}"
         )
     return _READERS[method](HfConfig(config), model)
 
 
 def _eagle(config: HfConfig, model: DecoderSpec) -> DraftHeadSpec:
     if config.get("draft_vocab_size") is not None:
-        raise UnsupportedModel("the draft is one of EAGLE-3 (draft_vocab_size): its method is eagle3")
+        raise UnsupportedModel("the draft is an EAGLE-3 head (draft_vocab_size): use method eagle3")
     spec = _checked(config, model)
     if spec.hidden_size != model.hidden_size:
         raise UnsupportedModel(f"the draft's hidden_size is {spec.hidden_size} and the model's {model.hidden_size}")
@@ -65,7 +65,9 @@ def _eagle(config: HfConfig, model: DecoderSpec) -> DraftHeadSpec:
 def _eagle3(config: HfConfig, model: DecoderSpec) -> DraftHeadSpec:
     eagle = config.section("eagle_config")
     if not eagle.flag("use_aux_hidden_state", True):
-        raise UnsupportedModel("the draft reads no hidden states of inner layers (use_aux_hidden_state)")
+        raise UnsupportedModel(
+            "the draft does not use hidden states of inner layers (use_aux_hidden_state), which is not supported"
+        )
     if config.flag("norm_before_fc", False):
         raise UnsupportedModel("the draft has norms before fc (norm_before_fc), which are not supported")
     layer_config = config.section("transformer_layer_config") if "transformer_layer_config" in config else config
@@ -134,7 +136,7 @@ def _layers_read(listed: Any, num_layers: int) -> tuple[int, ...]:
             f"the draft reads the inputs of layers {found} (eagle_aux_hidden_state_layer_ids), and the model has {num_layers}"
         )
     if not found or sorted(set(found)) != found:
-        raise UnsupportedModel(f"the draft reads the inputs of layers {found}, which are not in their order")
+        raise UnsupportedModel(f"the draft reads the inputs of layers {found}, which are not in ascending order")
     return tuple(found)
 
 

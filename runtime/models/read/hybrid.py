@@ -49,7 +49,7 @@ def indices(config: HfConfig, key: str) -> list[int]:
 def conv_kernel(config: HfConfig, key: str, default: int = 4) -> int:
     count = config.count(key, default)
     if count < 2:
-        raise UnsupportedModel(f"config: {key} is {count}: a convolution over one token is none")
+        raise UnsupportedModel(f"config: {key} is {count}: a convolution needs at least two tokens")
     return count
 
 

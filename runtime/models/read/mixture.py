@@ -74,7 +74,7 @@ def checked_moe(moe: MoE) -> MoE:
         raise UnsupportedModel(f"config: {router.top_k} experts per token of {experts}")
     if experts % router.num_groups or router.top_groups > router.num_groups:
         raise UnsupportedModel(
-            f"config: {router.top_groups} of {router.num_groups} groups of {experts} experts make no sense"
+            f"config: {router.top_groups} of {router.num_groups} groups of {experts} experts are invalid"
         )
     if router.top_k > experts // router.num_groups * router.top_groups:
         raise UnsupportedModel(f"config: {router.top_groups} groups have fewer than {router.top_k} experts")

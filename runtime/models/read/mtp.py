@@ -27,7 +27,7 @@ def mtp(
     tensors. Raises UnsupportedModel if the config has no such module."""
     if not config.count_or_zero(key, 0):
         raise UnsupportedModel(
-            f"{spec.architecture}: the config has no MTP layers ({key}), so method mtp has none to guess with"
+            f"{spec.architecture}: the config has no MTP layers ({key}), so method mtp is not available"
         )
     given: dict[str, Any] = {
         "architecture": f"the MTP layer of {spec.architecture}",

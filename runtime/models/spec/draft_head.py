@@ -132,7 +132,7 @@ class PairSpec:
         """Return the pair. Raises UnsupportedModel if `draft` cannot draft for `model`."""
         if not (model.generates and draft.generates):
             which = draft if model.generates else model
-            raise UnsupportedModel(f"a draft model guesses tokens, and {which.architecture} generates none")
+            raise UnsupportedModel(f"the draft model {which.architecture} does not generate tokens")
         if model.vocab_size != draft.vocab_size:
             raise UnsupportedModel(
                 f"the draft model's vocabulary has {draft.vocab_size} tokens and the model's {model.vocab_size}: they have to be "
@@ -140,11 +140,13 @@ class PairSpec:
             )
         if any(isinstance(kind, State) for kind in draft.memory_kinds()):
             raise UnsupportedModel(
-                f"the draft model ({draft.architecture}) has recurrent layers, which cannot take a guess back: no draft model"
+                f"the draft model ({draft.architecture}) has recurrent layers, which draft models may not have"
             )
         for each, title in ((model, "model"), (draft, "draft model")):
             if any(kind.in_one_step for kind in each.memory_kinds()):
-                raise UnsupportedModel(f"the {title} ({each.architecture}) keeps nothing between steps: no draft model")
+                raise UnsupportedModel(
+                    f"the {title} ({each.architecture}) has no KV cache, which speculative decoding needs"
+                )
         return cls(model, draft)
 
     @classmethod

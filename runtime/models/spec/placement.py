@@ -32,9 +32,9 @@ def read_placement(path: Path, num_layers: int, size: int) -> Placement:
 def _order(lists: Any, size: int, what: str) -> tuple[int, ...]:
     are_lists = isinstance(lists, list) and all(isinstance(each, list) for each in lists)
     if not are_lists or not all(type(number) is int for each in lists for number in each):
-        raise ValueError(f"{what} is no list of lists of whole numbers")
+        raise ValueError(f"{what} is not a list of lists of integers")
     if len(lists) != size:
-        raise ValueError(f"{what} has lists for {len(lists)} devices, and there are {size}")
+        raise ValueError(f"{what} has lists for {len(lists)} devices instead of {size}")
     if len({len(each) for each in lists}) != 1:
         raise ValueError(f"{what} must give every device the same number of experts")
     numbers = [number for each in lists for number in each]

@@ -167,7 +167,7 @@ def config_of(config: Mapping[str, Any]) -> Any:
     """Return transformers' own config, without keys that name code. Raises UnsupportedModel."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        raise UnsupportedModel(f"transformers {VERSION} knows no model_type {model_type!r}")
+        raise UnsupportedModel(f"transformers {VERSION} has no model_type {model_type!r}")
     try:
         return CONFIG_MAPPING[model_type].from_dict(without_code(dict(config)))
     except Exception as error:  # each config class has its own checks and errors

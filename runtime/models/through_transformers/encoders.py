@@ -68,7 +68,7 @@ def describe(architecture: str, config: Mapping[str, Any]) -> PaddedSpec:
     base = _base_of(whole)
     takes = inspect.signature(base.forward).parameters
     if missing := {"input_ids", "attention_mask"} - takes.keys():
-        raise UnsupportedModel(f"it does not take {', '.join(sorted(missing))}, as models of texts do")
+        raise UnsupportedModel(f"it does not take {', '.join(sorted(missing))}, as text models do")
     longest = getattr(own, "max_position_embeddings", None)
     if type(longest) is not int or longest <= 0:
         raise UnsupportedModel("its config names no max_position_embeddings")
@@ -129,7 +129,7 @@ def load(
     UnsupportedModel if its outputs differ from transformers' own."""
     if weights is not None and weights.online is not None:
         raise UnsupportedModel(
-            f"quantization {weights.online} is for models of our own, not for those through transformers"
+            f"quantization {weights.online} is not supported for models that run through transformers"
         )
     with torch.device("meta"):
         described = _built(spec.architecture, spec.config)

@@ -50,7 +50,7 @@ def load(
     Raises WeightsError if config and weights do not match, and UnsupportedModel if outputs differ from transformers' own."""
     if weights is not None and weights.online is not None:
         raise UnsupportedModel(
-            f"quantization {weights.online} is for models of our own, not for those through transformers"
+            f"quantization {weights.online} is not supported for models that run through transformers"
         )
     described = on_meta(spec.architecture, spec.config)
     with files.open_tensors(load_format, state_shapes(described), seed) as source:

@@ -130,7 +130,7 @@ def check_blocks(blocks: Iterable[Block], where: str) -> None:
         if isinstance(block, UnreadBlock):
             kind = block.__struct_config__.tag
             raise InvalidRequest(
-                f"{place}: content of type {kind} is not supported: models read text here", param=place
+                f"{place}: content of type {kind} is not supported; send text, images or text documents", param=place
             )
         if isinstance(block, TextBlock) and block.citations:
             raise UnsupportedParameter(f"{place}.citations")

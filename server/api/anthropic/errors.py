@@ -29,7 +29,7 @@ class ThreadNotFound(InvalidRequest):
 
     def __init__(self, previous_message_id: str) -> None:
         super().__init__(
-            f"There is no thread up to {clip(previous_message_id)!r}: this server keeps none; send all messages",
+            f"No thread ends with {clip(previous_message_id)!r}: this server stores no threads; send all messages",
             param="thread",
         )
 

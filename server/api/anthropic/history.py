@@ -130,7 +130,7 @@ def _blocks(message: InputMessage, where: str) -> list[Block]:
         if not isinstance(block, _ALLOWED[message.role]):
             kind = block.__struct_config__.tag
             place = f"{where}.content[{index}]"
-            raise InvalidRequest(f"{place}: {kind} is not content of role {message.role}", param=place)
+            raise InvalidRequest(f"{place}: role {message.role} cannot have content of type {kind}", param=place)
     return message.content
 
 

@@ -139,7 +139,7 @@ class PromptRequest(ConstrainedOutput, TemplateFields, kw_only=True):
             tool.check(f"tools[{index}]")
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
             raise InvalidRequest(
-                "output_format is an older name of output_config.format; give one", param="output_format"
+                "output_format is an older name of output_config.format; set only one of them", param="output_format"
             )
 
 
@@ -186,7 +186,7 @@ class MessagesRequest(PromptRequest, TermFields, kw_only=True):
             raise ThreadNotFound(self.thread.previous_message_id)
         if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens >= self.max_tokens:
             raise InvalidRequest(
-                f"thinking.budget_tokens {self.thinking.budget_tokens} leaves nothing of max_tokens {self.max_tokens}",
+                f"thinking.budget_tokens {self.thinking.budget_tokens} must be less than max_tokens {self.max_tokens}",
                 param="thinking.budget_tokens",
             )
 

@@ -72,7 +72,7 @@ async def read_slots(service: Service, http: Request) -> ASGIApp:
     loaded = service.lifecycle.require_model()
     found, query = slots(loaded), read_query(http, request_types.SlotsQuery, service.config)
     if query.fail_on_no_slot and all(slot.is_processing for slot in found):
-        raise Unavailable("there is no slot free", retry_after_s=RETRY_SLOT_S)
+        raise Unavailable("no slot is free; retry later", retry_after_s=RETRY_SLOT_S)
     return json_response(found)
 
 

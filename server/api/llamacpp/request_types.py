@@ -74,7 +74,7 @@ class LlamaRequest(RepeatFields, kw_only=True):
         if self.grammar and self.json_schema is not None:
             raise InvalidRequest("either json_schema or grammar can be given, but not both", param="grammar")
         if self.grammar and "::=" not in self.grammar:
-            raise InvalidRequest("grammar: this is no GBNF, there is no rule (name ::= …) in it", param="grammar")
+            raise InvalidRequest("grammar is not GBNF: it has no rule (name ::= …)", param="grammar")
         if None not in (self.n_predict, self.max_tokens) and self.n_predict != self.max_tokens:
             raise InvalidRequest("n_predict and max_tokens contradict each other", param="max_tokens")
 

@@ -66,7 +66,8 @@ async def _load(call: Call, loaded: LoadedModel, given: request_types.OllamaRequ
     """Answer a request without a prompt, which asks to load the model (nothing to do) or to unload it (rejected)."""
     if given.unloads:
         raise InvalidRequest(
-            "this server keeps a model until another one needs its room; it cannot be unloaded", param="keep_alive"
+            "models cannot be unloaded on request; the server unloads one when another needs its memory",
+            param="keep_alive",
         )
     await loaded.enter(call)
     answer = shape.piece(given.model, "")

@@ -182,6 +182,6 @@ def _answered(message: request_types.GivenMessage, open_calls: Sequence[PastCall
             return call
     if message.tool_call_id is None and name is None:
         raise InvalidRequest(
-            f"messages[{index}] is a result, but no call before it waits for one", param=f"messages[{index}]"
+            f"messages[{index}] is a tool result without an unanswered call before it", param=f"messages[{index}]"
         )
     return None

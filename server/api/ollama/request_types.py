@@ -206,7 +206,9 @@ class _Wire(Wire[T]):
         request = super().decode(body, ignored)
         given = msgspec.json.decode(body, type=_GivenOptions).options or {}
         if len(given) > MAX_OPTIONS:
-            raise InvalidRequest(f"there are {len(given)} options; at most {MAX_OPTIONS} are taken", param="options")
+            raise InvalidRequest(
+                f"options has {len(given)} entries; at most {MAX_OPTIONS} are allowed", param="options"
+            )
         for name in given.keys() - _OPTIONS:
             if asks_for_nothing(given[name], _IDLE.get(name, ())):
                 continue

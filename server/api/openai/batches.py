@@ -54,7 +54,7 @@ async def create_file(service: Service, http: Request) -> ASGIApp:
     async with _reading(folder.files, owner, http, config) as upload:
         if (purpose := upload.fields.get("purpose")) != INPUT:
             what = "is missing" if purpose is None else f"{clip(purpose)!r} is not supported"
-            raise InvalidRequest(f"purpose {what}: files here are for batches (purpose=batch)", param="purpose")
+            raise InvalidRequest(f"purpose {what}: only files for batches are stored (purpose=batch)", param="purpose")
         note_ignored(http, [name for name in upload.fields if name != "purpose" and not is_expiry(name)], config)
         expiry, now = expires_after(upload.fields), int(folder.files.clock())
         name = upload.filename.replace("\\", "/").rpartition("/")[2][-MAX_FILENAME:]
@@ -122,7 +122,7 @@ async def delete_file(service: Service, http: Request) -> ASGIApp:
     folder.files.find(id, owner_of(http))
     user = next((batch.id for batch in folder.batches.unfinished() if batch.input_file_id == id), None)
     if user is not None:
-        raise InvalidRequest(f"the file is being worked on by {user}; cancel that first", param="file_id")
+        raise InvalidRequest(f"the file is in use by {user}; cancel it first", param="file_id")
     await folder.files.delete(id, owner_of(http))
     return json_response(api_types.DeletedFile(id=id))
 

@@ -141,9 +141,7 @@ class GenerationRequest(
             self.response_format.check("response_format")
         self.check_constraints()
         if self.n_predict is not None and self.max_tokens not in (None, self.n_predict):
-            raise InvalidRequest(
-                "n_predict is another server's name of max_tokens; give one of them", param="n_predict"
-            )
+            raise InvalidRequest("n_predict is llama.cpp's name of max_tokens; set only one of them", param="n_predict")
         self._check_candidates()
         if self.truncation_side is not None or self.truncate_prompt_tokens == 0:
             self.check_truncation()
@@ -155,7 +153,7 @@ class GenerationRequest(
             raise InvalidRequest(f"best_of {self.best_of} is less than n {n}", param="best_of")
         if self.stream and (self.best_of or n) > n:
             raise InvalidRequest(
-                "best_of cannot be streamed: which answers are the best is known at their end", param="best_of"
+                "best_of cannot be streamed: answers are ranked after they are complete", param="best_of"
             )
         if not self.use_beam_search:
             for name in ("length_penalty", "early_stopping"):
@@ -164,9 +162,9 @@ class GenerationRequest(
             return
         for name, idle in _NOT_WITH_BEAMS.items():
             if not asks_for_nothing(getattr(self, name), idle):
-                raise InvalidRequest(f"{name} cannot be honoured by a beam search", param=name)
+                raise InvalidRequest(f"{name} is not supported with use_beam_search", param=name)
         if self.max_tokens == 0:
-            raise InvalidRequest("a beam search needs a token to generate", param="max_tokens")
+            raise InvalidRequest("a beam search requires max_tokens of at least 1", param="max_tokens")
 
     def _check_stream_options(self) -> None:
         options = self.stream_options
@@ -226,7 +224,7 @@ class ChatRequest(GenerationRequest, ConversationFields, ReasoningFields, kw_onl
         }
         for name in fields:
             if self.use_beam_search and fields[name]:
-                raise InvalidRequest(f"{name} cannot be honoured by a beam search", param=name)
+                raise InvalidRequest(f"{name} is not supported with use_beam_search", param=name)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

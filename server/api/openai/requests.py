@@ -67,7 +67,7 @@ def _prompt(request: CompletionRequest) -> Prompt:
         return Embeds(part)
     if request.suffix:
         if request.allow_special_tokens is not None:
-            raise InvalidRequest("allow_special_tokens is not for prompts with a suffix", param="allow_special_tokens")
+            raise InvalidRequest("allow_special_tokens is not supported with a suffix", param="allow_special_tokens")
         return Infill(request.prompts, request.suffix)
     return Texts(request.prompts, request.add_special_tokens is not False, request.allow_special_tokens is not False)
 
@@ -197,7 +197,7 @@ def _named(
     if found is None:
         what = "" if kind is conversation_types.Tool else "custom tool "
         raise InvalidRequest(
-            f"tool_choice names {what}{clip(named.name)!r}, which is none of the tools", param="tool_choice"
+            f"tool_choice names {what}{clip(named.name)!r}, which is not in tools", param="tool_choice"
         )
     return found
 

@@ -60,7 +60,7 @@ def _is_chat(body: bytes) -> bool:
     except msgspec.ValidationError:
         return True  # no object: what is wrong with it is the chat's to say
     if kind.messages is UNSET and kind.prompt is UNSET:
-        raise InvalidRequest("give messages, for a chat, or a prompt, for a completion", param="messages")
+        raise InvalidRequest("the body needs messages (chat) or prompt (completion)", param="messages")
     return kind.messages is not UNSET
 
 

@@ -77,13 +77,13 @@ async def load(service: Service, http: Request) -> Response:
     name, root = given.lora_name, service.config.lora_dir
     if root is None:
         raise InvalidRequest(
-            "adapters are loaded from below one folder only, which --lora-dir names", param="lora_path"
+            "adapters are loaded from one folder only: start the server with --lora-dir FOLDER", param="lora_path"
         )
     if name in loaded.names:
-        raise InvalidRequest(f"{clip(name)!r} is a name of the model itself", param="lora_name")
+        raise InvalidRequest(f"{clip(name)!r} is a name of the model; choose another name", param="lora_name")
     if adapters.find(name) is not None and not given.load_inplace:
         raise InvalidRequest(
-            f"there is an adapter {clip(name)!r}; load_inplace: true puts another in its place", param="lora_name"
+            f"adapter {clip(name)!r} is already loaded; set load_inplace to true to replace it", param="lora_name"
         )
     try:
         folder = await asyncio.to_thread(folder_below, Path(root), given.lora_path)

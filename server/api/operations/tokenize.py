@@ -76,7 +76,7 @@ async def detokenize(service: Service, http: Request) -> Response:
     loaded = await lookup.named(call, loaded, given.model)
     max_tokens = max_tokens_of_text(loaded.engine.model.max_model_len)
     if len(given.tokens) > max_tokens:
-        raise InvalidRequest(f"{len(given.tokens)} tokens; at most {max_tokens} become a text", param=TOKENS)
+        raise InvalidRequest(f"{len(given.tokens)} tokens; at most {max_tokens} are converted to text", param=TOKENS)
     work = call.run_pieces(CHARS_PER_ID * len(given.tokens), _text(loaded, given.tokens))
     return await while_waited_for(http.receive, work)
 

@@ -115,7 +115,7 @@ def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[
     width = params.dimensions or served.info.embedding_size
     if width % 8 and {*ONE_BIT} & {*given.written_types}:
         raise InvalidRequest(
-            f"embedding_types: {width} dimensions are no whole bytes; leave out {' and '.join(ONE_BIT)}",
+            f"embedding_types: {width} dimensions are not a multiple of 8; leave out {' and '.join(ONE_BIT)}",
             param="embedding_types",
         )
     texts = given.written()
@@ -147,7 +147,7 @@ def _prefix(input_type: str | None, prompts: Prompts) -> str | None:
             return prompts.by_name[name]
     if input_type not in _PROMPT_NAMES:
         known = ", ".join(dict.fromkeys([*_PROMPT_NAMES, *prompts.by_name]))
-        raise InvalidRequest(f"input_type {clip(input_type)!r} is none of {known}", param="input_type")
+        raise InvalidRequest(f"input_type {clip(input_type)!r} is not one of {known}", param="input_type")
     return None
 
 

@@ -167,7 +167,7 @@ class Encoder:
             room = sum(map(len, ids)) - (len(found) - self._limit)
             if room <= 0:
                 raise InvalidRequest(
-                    TRUNCATE, f" {self._limit} leaves no token of a text in this model's prompt", param=TRUNCATE
+                    TRUNCATE, f" {self._limit} leaves no room for text in this model's prompt", param=TRUNCATE
                 )
             ids = self._cut_longest(*ids, room)
             first, second = self._texts(ids)
@@ -235,14 +235,14 @@ class Encoder:
         """Return the number of tokens left for texts. Raises InvalidRequest if truncation leaves none."""
         if self._limit <= num_around:
             raise InvalidRequest(
-                TRUNCATE, f" {self._limit} leaves no token of a text beside {num_around} special ones", param=TRUNCATE
+                TRUNCATE, f" {self._limit} leaves no room for text besides {num_around} special tokens", param=TRUNCATE
             )
         return self._limit - num_around
 
     def checked(self, ids: list[int], name: Field) -> Encoded:
         """Wrap `ids`. Raises InvalidRequest for an empty prompt, ContextLengthExceeded for one that is too long."""
         if not ids:
-            raise InvalidRequest(name, " is empty: there is no token to compute", param=name)
+            raise InvalidRequest(name, " is empty: at least one token is required", param=name)
         if len(ids) > self._context:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {self._context} tokens, but ", name, f" has {len(ids)} tokens. ",

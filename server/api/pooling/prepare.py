@@ -37,7 +37,7 @@ def of_score(given: request_types.ScoreRequest, served: ServedPooling) -> Compar
     first, second = (request_types.texts_written(getattr(given, name), name) for name in names)
     if len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; as many of each, or one of the first",
+            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; send equally many, or only one of the first",
             param=names[0],
         )
     check_count(len(second), names[1])

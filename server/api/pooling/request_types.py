@@ -80,7 +80,7 @@ class TextObject(Struct, kw_only=True, forbid_unknown_fields=True):
     def written(self, where: str) -> str:
         """Return the text. Raises InvalidRequest if the object has no text."""
         if (self.text is None) == (self.content is None):
-            raise InvalidRequest(f"{where} needs a text", param=f"{where}.text")
+            raise InvalidRequest(f"{where} has no text", param=f"{where}.text")
         return self.content[0].text if self.content is not None else cast("str", self.text)
 
 

@@ -228,7 +228,7 @@ class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field
     def check(self, where: str) -> None:
         if unseal(self.encrypted_content) is None:
             raise InvalidRequest(
-                f"{where}.encrypted_content was made by another server, and cannot be read here",
+                f"{where}.encrypted_content was created by another server and cannot be decoded here",
                 param=f"{where}.encrypted_content",
             )
 

@@ -149,7 +149,7 @@ def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
     entry = store.get_previous(id, caller)
     if entry.status not in ("completed", "incomplete"):
         raise InvalidRequest(
-            f"Response {id} is {entry.status}: only what has been completed can be continued",
+            f"Response {id} is {entry.status}: only completed responses can be continued",
             param="previous_response_id",
         )
     return entry

@@ -175,7 +175,7 @@ class ResponsesRequest(
         """Raise InvalidRequest for contradicting fields and unsupported values."""
         self.check_constraints()
         if self.background and self.store is False:
-            raise InvalidRequest("background needs store: its response is there to be retrieved", param="background")
+            raise InvalidRequest("background requires store, so that the response can be retrieved", param="background")
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequest(f"top_logprobs is only allowed when include has {LOGPROBS}", param="top_logprobs")
         if self.stream_options is not None and not self.stream:

@@ -117,7 +117,7 @@ class Responses:
             return _json(entry.body_now)
         if entry.events is None:
             raise InvalidRequest(
-                "only a response that was made with background true and stream true can be streamed again",
+                "only a response created with background true and stream true can be streamed again",
                 param="stream",
             )
         return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
@@ -146,7 +146,9 @@ class Responses:
         if query.after is not None:
             first = 1 + next((number for number, item in enumerate(items) if item.id == query.after), -1)
             if not first:
-                raise InvalidRequest(f"after names {clip(query.after)!r}, which is none of the items", param="after")
+                raise InvalidRequest(
+                    f"after names {clip(query.after)!r}, which is not the id of an item", param="after"
+                )
         page = items[first : first + query.limit]
         return json_response(
             api_types.InputItems(

@@ -197,6 +197,6 @@ def _allowed(tools: Sequence[Tool], choice: AllowedTools, left_out: Mapping[str,
             or (kind != "namespace" and name in (tool.name, tool.function.name) and tool.is_custom is (kind == "custom"))
         }  # fmt: skip
         if not found:
-            raise InvalidRequest(f"tool_choice allows {clip(name)!r}, which is none of the tools", param="tool_choice")
+            raise InvalidRequest(f"tool_choice allows {clip(name)!r}, which is not in tools", param="tool_choice")
         names |= found
     return [tool for tool in tools if tool.function.name in names]

@@ -126,7 +126,7 @@ class _Calls:
 def _arguments(writer: RuleWriter, tool_parser: type[ToolParser], function: Function) -> str:
     schema = {"type": "object", **function.schema}
     if schema["type"] != "object":
-        raise GrammarError(f"the parameters of a function are an object, not {clip(json.dumps(schema['type']))}")
+        raise GrammarError(f"the parameters of a function must be an object, not {clip(json.dumps(schema['type']))}")
     if "properties" in schema and not schema.keys() & _OPEN_ENDED:
         schema["additionalProperties"] = False  # what a function does not name it would not understand
     check_schema(schema)

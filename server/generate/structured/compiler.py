@@ -186,7 +186,7 @@ class Grammars:
         self.warm()
         assert self._vocabulary is not None
         if not self._eos_token_ids:
-            raise GrammarError("the model has no token that could end a text of a given form")
+            raise GrammarError("the model has no end token, so its output cannot be constrained")
         began_s = time.thread_time()
         matcher = llguidance.LLMatcher(self._vocabulary, grammar.source(self._tokenizer), log_level=0, limits=_LIMITS)
         _check(matcher)
@@ -196,7 +196,7 @@ class Grammars:
             mask = trial.compute_bitmask()
             _check(trial)
             if time.thread_time() - mask_began_s > MAX_FIRST_MASK_S:
-                raise GrammarError("it is too ambiguous: to say what may come first takes too long")
+                raise GrammarError("it is too ambiguous: computing its first tokens takes too long")
             first = self._first_token(mask)
             if first is None:
                 break

@@ -131,7 +131,7 @@ def read_json(given: Any, what: str) -> Schema:
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"{what} is not JSON: {error}") from None
     if not isinstance(given, bool | dict):
-        raise GrammarError(f"{what} is a JSON object, true or false")
+        raise GrammarError(f"{what} must be a JSON object, true or false")
     return given
 
 
@@ -243,7 +243,7 @@ def _character(found: re.Match[str]) -> str:
         return found[0]
     number = int(found[1] or found[2], 16)
     if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
-        raise ValueError(f"{found[0]} is no character")
+        raise ValueError(f"{found[0]} is not a character")
     character = chr(number)
     if character in _MEANT or (number < 0x20 and character not in _ESCAPED):
         return f"\\x{number:02x}"

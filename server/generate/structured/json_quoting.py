@@ -119,10 +119,10 @@ def _piece(found: re.Match[str]) -> str:
         case "imported" | "name" | "alias":
             name = found["name"]
             if name not in _COMMON:
-                raise GrammarError(f"the grammar imports common.{name}, which is not known here")
+                raise GrammarError(f"the grammar imports common.{name}, which is not supported")
             return f"{found['alias'] or name}: /{quoted_regex(_COMMON[name])}/\n"
         case "foreign":
-            raise GrammarError(f"{clip(text)!r} has no place in a grammar of what a model writes as a JSON string")
+            raise GrammarError(f"{clip(text)!r} is not supported in a grammar of JSON string contents")
     return text
 
 

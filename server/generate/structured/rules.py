@@ -137,7 +137,7 @@ class RuleWriter:
     def _string(self, schema: Schema, without: Sequence[str]) -> str:
         """Return the rule of an unquoted string that follows `schema` and does not contain `without`."""
         if unwritten := schema.keys() & COMBINING:
-            raise GrammarError(f"{', '.join(unwritten)} is more than this model's way to write strings takes")
+            raise GrammarError(f"{', '.join(unwritten)} is not supported for strings by this model's call format")
         free = self.free(without)
         patterns = patterns_of(schema)
         if free != "ANY":
@@ -149,7 +149,7 @@ class RuleWriter:
     def kinds(self, schema: Schema, depth: int = 0) -> list[Schema]:
         self._num_kinds += 1
         if self._num_kinds > MAX_KINDS or depth > _MAX_ALTERNATIVES_DEPTH:
-            raise GrammarError("the schema comes apart into too many alternatives, or refers to itself without end")
+            raise GrammarError("the schema has too many alternatives or endless recursion")
         schema = dereferenced(schema, self.root)
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list):
@@ -190,10 +190,10 @@ class RuleWriter:
         listed = as_schema(schema.get("properties"))
         required = schema.get("required") or []
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise GrammarError("required is no list of names")
+            raise GrammarError("required must be a list of names")
         open_ended = schema.get("additionalProperties") not in (None, False, True) or "patternProperties" in schema
         if (open_ended and not listed) or schema.keys() & _NOT_LISTED or set(required) - listed.keys():
-            raise GrammarError("this model's way to write arguments needs a schema that lists them as properties")
+            raise GrammarError("this model's call format requires a schema that lists all arguments as properties")
         return schema
 
 
@@ -202,7 +202,7 @@ def _both(schema: Schema, branch: Schema) -> Schema:
     twice = schema.keys() & branch.keys() - _TELLING_NOTHING
     if any(schema[name] != branch[name] for name in twice):
         raise GrammarError(
-            f"anyOf beside the same keyword ({', '.join(twice)}) is more than this model's way to write takes"
+            f"anyOf beside the same keyword ({', '.join(twice)}) is not supported by this model's call format"
         )
     return {**schema, **branch}
 
@@ -252,7 +252,7 @@ def patterns_of(schema: Schema) -> list[str]:
 def _count(schema: Schema, name: str) -> str:
     count = schema.get(name)
     if count is not None and (not isinstance(count, int) or count < 0):
-        raise GrammarError(f"{name} is no number of characters")
+        raise GrammarError(f"{name} must be a number of characters")
     return "" if count is None else str(count)
 
 
@@ -262,7 +262,7 @@ def _unanchored(pattern: str) -> str:
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     body = pattern[begins : len(pattern) - ends]
     if (begins or ends) and _has_alternatives(body):
-        raise GrammarError(f"the pattern {clip(pattern)!r} needs parentheses around what stands between its anchors")
+        raise GrammarError(f"the pattern {clip(pattern)!r} needs parentheses around the part between its anchors")
     return llguidance.regex_to_lark(f"{'' if begins else '(?s:.*)'}({body}){'' if ends else '(?s:.*)'}", "")
 
 
@@ -276,5 +276,5 @@ def _has_alternatives(pattern: str) -> bool:
 
 def _format(name: object) -> str:
     if not isinstance(name, str) or name not in _FORMATS:
-        raise GrammarError(f"this model's way to write strings does not take the format {clip(json.dumps(name))}")
+        raise GrammarError(f"this model's call format does not support the string format {clip(json.dumps(name))}")
     return llguidance.regex_to_lark(_FORMATS[name], "")

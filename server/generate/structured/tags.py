@@ -40,7 +40,7 @@ class StructuralTag(Struct, frozen=True, tag=True):
     def source(self, tokenizer: Tokenizer) -> str:
         tag = read_json(self.tag, "the structural tag")
         if not isinstance(tag, dict):
-            raise GrammarError("a structural tag is an object")
+            raise GrammarError("a structural tag must be an object")
         check_length("the structural tag", json.dumps(tag), MAX_CHARS)
 
         def json_schema(schema: Any) -> dict[str, Any]:
@@ -115,9 +115,7 @@ class _Writer:
     def _text_until(self, marker: str, where: str) -> str:
         """Return an expression for any text up to and including the first `marker`. `where`: path for errors."""
         if "<[" in (written := self._literal(marker)) and not written.startswith("<["):
-            raise GrammarError(
-                f"{where}: {marker!r} mixes text with special tokens behind it, which free text cannot end at"
-            )
+            raise GrammarError(f"{where}: {marker!r} mixes text with special tokens, so free text cannot end at it")
         return self._lark.until(marker)
 
     def _sequence(self, format: _Format) -> str:
@@ -132,7 +130,7 @@ class _Writer:
     def _repeat(self, format: _Format) -> str:
         least, most = format.get("min", 0), format.get("max", -1)
         if not isinstance(least, int) or not isinstance(most, int) or least < 0 or (most != -1 and most < least):
-            raise GrammarError(f"{format.where}: min and max are integers, min not above max; max -1 is none")
+            raise GrammarError(f"{format.where}: min and max must be integers with min <= max (max -1: no limit)")
         return f"({self._write(format.format('content'))}){{{least},{'' if most == -1 else most}}}"
 
     # --- tags -----------------------------------------------------------------------------------------------------
@@ -184,7 +182,7 @@ class _Format:
 
     def __init__(self, fields: Any, where: str) -> None:
         if not isinstance(fields, dict):
-            raise GrammarError(f"{where} is no object")
+            raise GrammarError(f"{where} is not an object")
         self._fields = fields
         self.where = where
 
@@ -194,13 +192,13 @@ class _Format:
     def text(self, name: str) -> str:
         value = self.get(name)
         if not isinstance(value, str):
-            raise GrammarError(f"{self.where}.{name} is no string")
+            raise GrammarError(f"{self.where}.{name} is not a string")
         return value
 
     def texts(self, name: str) -> list[str]:
         values = self.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise GrammarError(f"{self.where}.{name} is no list of strings")
+            raise GrammarError(f"{self.where}.{name} is not a list of strings")
         return values
 
     def format(self, name: str) -> _Format:
@@ -209,7 +207,7 @@ class _Format:
     def formats(self, name: str) -> list[_Format]:
         values = self.get(name)
         if not isinstance(values, list) or not values:
-            raise GrammarError(f"{self.where}.{name} is no list of formats")
+            raise GrammarError(f"{self.where}.{name} is not a list of formats")
         return [_Format(value, f"{self.where}.{name}[{index}]") for index, value in enumerate(values)]
 
 

@@ -117,7 +117,7 @@ _MAX_WRITTEN_DEPTH = 12
 
 def _pair(write: Writer, depth: int, name: str, schema: Schema) -> str:
     if not _KEY.fullmatch(name):
-        raise ValueError(f"this model writes names without quotes, which {name!r} needs")
+        raise ValueError(f"this model's call format has names without quotes, which {name!r} needs")
     return f"{write.text(name + ':')} {_value(write, depth, schema)}"
 
 
@@ -145,7 +145,7 @@ def _kind(write: Writer, depth: int, schema: Schema) -> str:
 def _items(write: Writer, depth: int, schema: Schema) -> str:
     least, most = schema.get("minItems", 0), schema.get("maxItems")
     if "prefixItems" in schema or not isinstance(least, int) or not isinstance(most, int | None):
-        raise ValueError("this model's lists can be held to their items' schema and to minItems and maxItems alone")
+        raise ValueError("this model's call format supports only items, minItems and maxItems for lists")
     if most == 0:
         return ""
     item = _value(write, depth, as_schema(schema.get("items")))
@@ -155,5 +155,5 @@ def _items(write: Writer, depth: int, schema: Schema) -> str:
 
 def _literal(value: Any) -> str:
     if not isinstance(value, str | int | float | None):
-        raise ValueError("this model has no way to write an enum of objects or lists")
+        raise ValueError("this model's call format does not support an enum of objects or lists")
     return f"{_ESCAPE}{value}{_ESCAPE}" if isinstance(value, str) else json.dumps(value)

@@ -25,7 +25,7 @@ class Glm45(ToolParser):
         def pair(name: str, schema: Schema) -> str:
             if not name.strip() or "</arg_key>" in name:
                 raise ValueError(
-                    f"rename the parameter {name!r}: this model's calls cannot hold a blank name or </arg_key>"
+                    f"rename the parameter {name!r}: this model's calls cannot contain a blank name or </arg_key>"
                 )
             key = write.text(f"<arg_key>{name}</arg_key>\n<arg_value>")
             return f"{key} {write.raw(schema, '</arg_value>', '</arg_value>')} {write.text(chr(10))}"

@@ -30,7 +30,7 @@ class Pythonic(ToolParser):
 
         def argument(name: str, schema: Schema) -> str:
             if not _WORD.fullmatch(name):
-                raise ValueError(f"this model writes calls in Python, which has no argument {name!r}")
+                raise ValueError(f"this model's calls are Python, in which no argument can have the name {name!r}")
             return f"{write.text(name + '=')} {write.json(schema)}"
 
         return write.members(schema, ", ", argument)

@@ -26,7 +26,7 @@ class Qwen3Coder(ToolParser):
         def parameter(name: str, schema: Schema) -> str:
             if not name.strip() or set(name) & set("<>\n"):
                 raise ValueError(
-                    f"rename the parameter {name!r}: this model's calls cannot hold a blank name, <, > or line breaks"
+                    f"rename the parameter {name!r}: this model's calls cannot contain a blank name, <, > or line breaks"
                 )
             return f"{write.text(f'<parameter={name}>' + chr(10))} {write.raw(schema, _END, '</parameter>')} {write.text(chr(10))}"
 

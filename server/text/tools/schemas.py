@@ -38,7 +38,7 @@ def dereferenced(schema: Schema, root: Schema) -> Schema:
             schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
         else:
             return schema
-    raise ValueError("the schema refers to itself without end")
+    raise ValueError("the schema has endless recursion")
 
 
 def referred(reference: str, root: Schema) -> Schema | None:

@@ -164,7 +164,7 @@ def test_embedding_and_head_are_read_where_there_is_room(tmp_path):
         ({"base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight": torch.ones(2, 16)}, "has no lora_B"),
         (
             {f"base_model.model.model.layers.7.mlp.up_proj.lora_{half}.weight": torch.ones(2, 16) for half in "AB"},
-            "layers.7.mlp.up_proj is no linear layer of this model",
+            "layers.7.mlp.up_proj is not a linear layer of this model",
         ),
         (
             at_the_ends() | {f"{ENDS}embed_tokens.lora_embedding_A": torch.ones(2, 31)},
@@ -178,18 +178,18 @@ def test_embedding_and_head_are_read_where_there_is_room(tmp_path):
         ({f"{ENDS}embed_tokens.base_layer.weight": torch.ones(32, 16)}, "embed_tokens has no lora_"),
         (
             {f"base_model.model.{Q}.lora_embedding_{half}": torch.ones(16, 16) for half in "AB"},
-            "q_proj is no embedding of tokens",
+            "q_proj is not a token embedding",
         ),
         (
             {f"{ENDS}embed_tokens.lora_{half}.weight": torch.ones(16, 16) for half in "AB"},
-            "embed_tokens is no linear layer of this model",
+            "embed_tokens is not a linear layer of this model",
         ),
         (
             tensors(Q) | {name.replace("model.layers", "layers"): each for name, each in tensors(Q).items()},
             "q_proj is adapted twice",
         ),
         (tensors(Q) | {f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(16)}, "DoRA"),
-        ({f"base_model.model.{Q}.weight": torch.ones(16)}, "no part of a LoRA adapter"),
+        ({f"base_model.model.{Q}.weight": torch.ones(16)}, "not a tensor of a PEFT LoRA adapter"),
         ({name: tensor.to(torch.float64) for name, tensor in tensors(Q).items()}, "F64"),
         ({}, "no tensors"),
     ],
@@ -301,7 +301,7 @@ def test_what_does_not_fit_experts_is_named(tmp_path):
     spec = spec_from_config(MIXTURE)
     for given, experts, message in (
         (stacked(EXPERTS, 24, 16, rank=3), True, r"\[9, 16\] instead of \[6, 16\]"),
-        (stacked(EXPERTS, 24, 15), True, "experts has shapes of none of gate_up_proj, down_proj"),
+        (stacked(EXPERTS, 24, 15), True, "experts has shapes that match none of gate_up_proj, down_proj"),
         (stacked(EXPERTS, 24, 16), False, "experts: adapters of experts are not supported here"),
         (
             tensors(Q) | stacked(f"{EXPERTS}.1.down_proj", 16, 12),

@@ -142,7 +142,7 @@ BART = {
         (ARCEE | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "auto", "depend on other"),
         (ARCEE | {"max_position_embeddings": None}, "auto", "max_position_embeddings"),
         (ARCEE | {"hidden_size": "many"}, "auto", "transformers cannot read its config"),
-        (ARCEE | {"model_type": "arc"}, "auto", "knows no model_type 'arc'"),
+        (ARCEE | {"model_type": "arc"}, "auto", "has no model_type 'arc'"),
         (ARCEE | {"quantization_config": {"quant_method": "torchao"}}, "auto", "quantised with 'torchao'"),
         (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, "auto", "^weights quantised with 'hqq'"),
         (LLAMA | {"hidden_size": "many"}, "auto", "not a count of.*; nor does it run through transformers"),

@@ -80,7 +80,7 @@ def test_dummy_weights_need_no_checkpoint(theirs, tmp_path):
         ("qwen 3 moe", {"num_experts_per_tok": 10}, "10 experts per token of 9"),
         ("qwen 3 moe", {"num_local_experts": 0}, "num_local_experts is 0"),
         ("qwen 3 moe", {"mlp_only_layers": ["a"]}, "not a list of layers"),
-        ("deepseek v3", {"n_group": 3}, "2 of 3 groups of 8 experts make no sense"),
+        ("deepseek v3", {"n_group": 3}, "2 of 3 groups of 8 experts are invalid"),
         ("deepseek v3", {"topk_group": 1}, "1 groups have fewer than 3 experts"),
         ("deepseek v3", {"n_group": 8, "topk_group": 8}, "8 groups of 8 experts have no two experts each"),
         ("deepseek v3", {"rope_interleave": False}, "rope_interleave false"),

@@ -23,11 +23,11 @@ WITH_EXPERTS = [name for name in MODELS if "expert" in name or name == "latents"
     ("text", "says"),
     [
         ("7", "expected a list for each device"),
-        ("[[0, 1]]", "lists for 1 devices, and there are 2"),
+        ("[[0, 1]]", "lists for 1 devices instead of 2"),
         ("[[0, 1], [2]]", "same number of experts"),
         ("[[0, 1], [1, 2]]", "names an expert twice"),
-        ("[[0, true], [1, 2]]", "no list of lists of whole numbers"),
-        ("[0, 1]", "no list of lists of whole numbers"),
+        ("[[0, true], [1, 2]]", "not a list of lists of integers"),
+        ("[0, 1]", "not a list of lists of integers"),
         ('{"5": [[0], [1]]}', "there is no layer 5: they go from 0 to 4"),
         ('{"1": [[0], [0]]}', "layer 1 names an expert twice"),
         ("nothing", "Expecting value"),
@@ -88,7 +88,7 @@ def test_options_that_need_others_say_which(tmp_path):
     files = checkpoint(tmp_path, MODELS["as many kv heads"], 1)
     for options, says in (
         ({"enable_expert_parallel": True}, "add --tensor-parallel-size"),
-        ({"expert_placement": "x.json", "tensor_parallel_size": 2}, "add --enable-expert-parallel"),
+        ({"expert_placement": "x.json", "tensor_parallel_size": 2}, "requires --enable-expert-parallel"),
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "has no experts"),
     ):
         with pytest.raises(PlanError, match=says):

@@ -55,8 +55,8 @@ def test_what_a_package_brings_is_off_until_it_is_named(installed):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("yours", "'yours' is of no installed package; those that are there: .*mine"),
-        ("empty", "'empty' brings no ARCHITECTURES"),
+        ("yours", "'yours' is not an installed package; installed: .*mine"),
+        ("empty", "'empty' has no ARCHITECTURES"),
         ("taken", "'taken' serves Qwen2ForCausalLM, which runtime.models.families.qwen already does"),
     ],
 )

@@ -152,7 +152,7 @@ async def test_a_host_with_less_memory_decides_for_all(files, monkeypatch):
 
 
 async def test_stages_apart_are_for_who_brings_processes(files):
-    with pytest.raises(PlanError, match="--distributed-executor-backend ray is for the server alone"):
+    with pytest.raises(PlanError, match="--distributed-executor-backend ray requires oneloop serve"):
         await start_engine(options(**APART), files, quiet)
 
 

@@ -145,8 +145,8 @@ async def test_a_stage_that_cannot_be_loaded_is_what_starting_fails_with(files, 
 
 def test_what_is_not_cut_into_stages_is_refused_by_name(files):
     for more, message in (
-        ({"enable_lora": True}, "--enable-lora is not for a model in several stages"),
-        ({"enable_prompt_embeds": True}, "--enable-prompt-embeds is not for a model in several stages"),
+        ({"enable_lora": True}, "--enable-lora is not supported with --pipeline-parallel-size"),
+        ({"enable_prompt_embeds": True}, "--enable-prompt-embeds is not supported with --pipeline-parallel-size"),
     ):
         with pytest.raises(PlanError, match=message):
             plan_engine(options(**more), files, quiet)

@@ -117,7 +117,7 @@ async def test_what_goes_wrong_is_told_and_harms_nothing_else(tmp_path, fails):
 
 async def test_an_engine_without_a_recorder_says_so(tmp_path):
     async with engine_on(FakeRunner()) as engine:
-        with pytest.raises(ProfileError, match="records no profiles"):
+        with pytest.raises(ProfileError, match="does not support profiling"):
             await engine.start_profile(tmp_path / "p")
 
 

@@ -70,13 +70,13 @@ WHOLE = {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}
     (stored(a=VECTORS.astype(np.int64)), r"a is int64 \[3, 4\], not numbers"),
     (stored(a=VECTORS[0]), r"a is float32 \[4\], not numbers"),
     (stored(a=VECTORS[:0]), "has no shape"),
-    (stored(a=np.full((2, 2), np.nan, np.float32)), "has numbers that are none"),
+    (stored(a=np.full((2, 2), np.nan, np.float32)), "contains NaN or infinity"),
     (stored(a=VECTORS, image_grid_thw=GRID.astype(np.float32)), "image_grid_thw is float32"),
     (stored(a=VECTORS, image_grid_thw=np.ones((2, 3), np.int64)), "not three counts"),
     (stored()[:-1], "has 48 bytes in a file of 47, and 48 by its shape"),
     (struct.pack("<Q", 60_000) + b"[" * 60_000, "no safetensors file"),
     (described({"dtype": "F32", "shape": [0] + [1 << 39] * 3, "data_offsets": [0, 0]}), "has no shape"),
-    (described(5), "is not described"),
+    (described(5), "has no valid description"),
     (described(WHOLE | {"shape": [3, -4]}), "has no shape"),
     (described(WHOLE | {"shape": [1 << 39, 1 << 39]}), "by its shape"),
     (described(WHOLE | {"shape": [True, 4]}), "has no shape"),
@@ -120,12 +120,12 @@ async def test_they_stand_where_the_models_encoder_would_put_its_own(kind, modal
 async def test_where_text_stands_among_an_items_tokens_they_are_refused(tmp_path):
     loaded = seeing(written("idefics3", tmp_path), enable_mm_embeds=True)
     loaded.media.probe()
-    with pytest.raises(InvalidMedia, match="not for this model: there is text among the tokens of one"):
+    with pytest.raises(InvalidMedia, match="this model has text between the tokens of an item"):
         await prompt(loaded, [given(stored())])
 
 
 async def test_nobody_is_let_in_without_the_operators_leave(tmp_path):
-    with pytest.raises(InvalidRequest, match="takes no image_embeds: it was started without --enable-mm-embeds"):
+    with pytest.raises(InvalidRequest, match="does not accept image_embeds: start it with --enable-mm-embeds"):
         await prompt(seeing(written("llava", tmp_path)), [given(stored())])
 
 

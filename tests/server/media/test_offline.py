@@ -103,18 +103,18 @@ def test_embeddings_in_the_place_of_a_prompt(llm, seeing):
 
 
 @pytest.mark.parametrize(("prompt", "reason"), [
-    ({"prompt_embeds": np.zeros((2, 64)), "prompt": "a"}, "stands in the place of prompt: give one of them"),
+    ({"prompt_embeds": np.zeros((2, 64)), "prompt": "a"}, "cannot be combined with prompt"),
     ({"prompt_embeds": np.zeros((2, 63))}, r"embeddings \[2, 63\] for 2 tokens: those of this model are \[2, 64\]"),
     ({"prompt_embeds": np.zeros((2, 3, 64))}, r"not numbers \[tokens, width\]"),
     ({"prompt_embeds": np.array(["a"])}, "prompt_embeds is ndarray, not an array of numbers"),
-    ({"prompt_embeds": np.full((2, 64), np.nan)}, "numbers that are none"),
+    ({"prompt_embeds": np.full((2, 64), np.nan)}, "NaN or infinity"),
     ({"prompt": "no place", "multi_modal_data": {"image": PICTURE}}, r"0 placeholders \(<image>\) for 1 images"),
     ({"prompt": "<image><image>", "multi_modal_data": {"image": PICTURE}}, "2 placeholders"),
     ({"prompt": "<image>", "multi_modal_data": {"image": PICTURE}, "mm_processor_kwargs": {"size": 1}}, "size is not one of"),
-    ({"prompt": "<image>", "multi_modal_data": {"image": 5}}, "int is no file, image or array"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": 5}}, "int is not a file, image or array"),
     ({"prompt": "<image>", "multi_modal_data": {"image": b"text"}}, "not a readable image"),
-    ({"prompt": "<image>", "multi_modal_data": {"audio": b"text"}}, "reads text and image only"),
-    ({"prompt": "<image>", "multi_modal_data": {"image": "https://a.test/x.png"}}, "this server fetches nothing"),
+    ({"prompt": "<image>", "multi_modal_data": {"audio": b"text"}}, "accepts text and image only"),
+    ({"prompt": "<image>", "multi_modal_data": {"image": "https://a.test/x.png"}}, "fetching URLs is disabled"),
 ])  # fmt: skip
 def test_what_is_refused_says_why(llm, prompt, reason):
     with pytest.raises(ValueError, match=reason):
@@ -124,7 +124,7 @@ def test_what_is_refused_says_why(llm, prompt, reason):
 @pytest.mark.parametrize(("part", "reason"), [
     ({"type": "image", "image": "/no/such/file.png"}, r"messages\[0\]\.content\[0\]: /no/such/file\.png cannot be read"),
     ({"type": "image", "image": PICTURE, "detail": "low"}, "has no key 'detail'"),
-    ({"type": "image", "picture": PICTURE}, "no type that JSON has"),
+    ({"type": "image", "picture": PICTURE}, "cannot be converted to JSON"),
 ])  # fmt: skip
 def test_parts_that_are_none(llm, part, reason):
     with pytest.raises(ValueError, match=reason):
@@ -132,5 +132,5 @@ def test_parts_that_are_none(llm, part, reason):
 
 
 def test_what_is_pooled_is_text(llm):
-    with pytest.raises(ValueError, match="what is pooled is text"):
+    with pytest.raises(ValueError, match="not supported for pooling"):
         llm.encode({"prompt": "<image>", "multi_modal_data": {"image": PICTURE}}, use_tqdm=False)

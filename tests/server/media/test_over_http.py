@@ -131,7 +131,7 @@ async def test_a_picture_as_a_tools_result_is_refused_where_results_are_told_as_
     body = {"model": "tiny", "max_tokens": 9, "messages": [*user(TEXT), called, *user(result)]}
     message = error_of_messages(await server.post("/v1/messages", body))
     assert message.startswith(
-        "messages[2].content[0].content[0].source.data: this model's chat template takes no image"
+        "messages[2].content[0].content[0].source.data: this model's chat template does not support image"
     )
 
 
@@ -221,7 +221,7 @@ async def test_a_hostile_picture_is_refused_by_its_place_in_the_apis_own_shape(s
 async def test_what_this_model_does_not_read_is_refused_by_name(serve_seeing, part):
     server = await serve_seeing()
     error = error_of(await server.chat(messages=user(part)), 400)
-    assert "the model reads text and image only" in error["message"]
+    assert "the model accepts text and image only" in error["message"]
     assert error["param"].startswith("messages[0].content[0].")
 
 

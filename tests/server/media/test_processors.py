@@ -292,7 +292,7 @@ def test_every_processor_takes_its_sample(tinies, kind):
 def test_kwargs_that_the_processor_does_not_take_fail_at_the_start(tinies):
     tiny = tinies["llava"]
     options = MediaOptions(ServerConfig(mm_processor_kwargs='{"crop_size": {"width": 3}}'))
-    with pytest.raises(ValueError, match="--mm-processor-kwargs: the model's processor takes no image with them"):
+    with pytest.raises(ValueError, match="--mm-processor-kwargs: the model's processor fails for image with them"):
         options.reader(tiny.folder, tiny.config, frozenset({"image"}))
 
 
@@ -305,7 +305,7 @@ def test_a_processor_that_fails_leaves_the_model_its_text_and_the_log_says_so(ti
     monkeypatch.setattr(Processor, "process", broken)
     found = MediaOptions(ServerConfig()).reader(tiny.folder, tiny.config, frozenset({"image"}))
     assert isinstance(found, NoMedia)
-    assert "does not read image: its processor fails: crop_size is missing" in caplog.text
+    assert "image disabled: the model's processor fails: crop_size is missing" in caplog.text
 
 
 # --- processors that cannot be had --------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ async def test_a_picture_that_its_processor_refuses(tinies):
 
 
 async def test_a_modality_that_the_model_lacks(tinies):
-    with pytest.raises(TextOnly, match="reads text and image only"):
+    with pytest.raises(TextOnly, match="accepts text and image only"):
         await prompt(seeing(tinies["llava"]), [part(A, "audio")])
 
 

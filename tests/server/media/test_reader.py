@@ -178,7 +178,7 @@ async def test_beyond_what_requests_may_hold_together_more_is_refused(tiny):
     size = 3 * 16 * 16 * 4
     media = reader(tiny, mm_processor_cache_gb=0.0, max_media_memory_gb=2.5 * size / 1024**3)
     held = [await media.read([part(stored(drawn(seed=seed)))]) for seed in range(3)]
-    with pytest.raises(TooManyRequests, match="all the memory for images") as caught:
+    with pytest.raises(TooManyRequests, match="the memory for images") as caught:
         await media.read([part(stored(drawn(seed=3)))])
     assert caught.value.retry_after_s == 1
     assert len(held) == 3
@@ -220,7 +220,7 @@ async def test_a_bomb_among_pictures_ends_its_request_alone(tiny):
 
 
 @pytest.mark.parametrize(("options", "complaint"), [
-    ({"limit_mm_per_prompt": "3"}, "--limit-mm-per-prompt: '3' is no JSON object"),
+    ({"limit_mm_per_prompt": "3"}, "--limit-mm-per-prompt: '3' is not a JSON object"),
     ({"limit_mm_per_prompt": "image"}, "--limit-mm-per-prompt: 'image' is not JSON"),
     ({"limit_mm_per_prompt": '{"smell": 1}'}, "'smell' is not one of image, audio, video"),
     ({"limit_mm_per_prompt": '{"image": -1}'}, "image: -1 is not a count"),
@@ -229,7 +229,7 @@ async def test_a_bomb_among_pictures_ends_its_request_alone(tiny):
     ({"media_io_kwargs": '{"image": {"rgba_background_color": [1, 2]}}'}, "three numbers"),
     ({"media_io_kwargs": '{"video": {"num_frames": 0}}'}, "a count of at least 1"),
     ({"media_io_kwargs": '{"video": {"fps": "fast"}}'}, "frames a second"),
-    ({"mm_processor_kwargs": "[]"}, "--mm-processor-kwargs: '[]' is no JSON object"),
+    ({"mm_processor_kwargs": "[]"}, "--mm-processor-kwargs: '[]' is not a JSON object"),
     ({"allowed_media_domains": ("http://a.test",)}, "--allowed-media-domains: 'http://a.test'"),
 ])  # fmt: skip
 def test_options_that_say_nothing(options, complaint):

@@ -87,7 +87,7 @@ HOSTILE = {
     "an MP4 cut off": (video(8)[:200], "broken|no audio|not readable"),
     "pictures alone": (video(8), "no audio"),
     "too long": (wav(sine(11.0)), "longer than 10 s"),
-    "odd samples a second": (wav(sine(), 10_000_000), "samples a second|longer"),
+    "odd sample rate": (wav(sine(), 10_000_000), "sample rate|longer"),
 }
 
 

@@ -142,14 +142,14 @@ def test_what_is_wrong_is_a_value_error_that_names_it(serving):
     for call, words in (
         (lambda: llm.embed(["a", "b" * 100], use_tqdm=False), r"prompts\[1\]"),
         (lambda: llm.embed([[5], []], use_tqdm=False), r"prompts\[1\] is empty"),
-        (lambda: llm.classify("a", use_tqdm=False), "not served to classify"),
+        (lambda: llm.classify("a", use_tqdm=False), "does not support the task classify"),
         (lambda: llm.embed("a", pooling_params=PoolingParams(dimensions=4), use_tqdm=False), "Matryoshka"),
         (lambda: llm.embed("a", pooling_params=[], use_tqdm=False), "0 for 1 prompts"),
-        (lambda: llm.embed("a", pooling_params=PoolingParams(max_tokens_per_doc=4), use_tqdm=False), "means nothing"),
+        (lambda: llm.embed("a", pooling_params=PoolingParams(max_tokens_per_doc=4), use_tqdm=False), "does not use"),
         (lambda: llm.score(["a", "b"], "c", use_tqdm=False), "data_1 has 2 texts"),
         (
             lambda: llm.score("a", "b", pooling_params=PoolingParams(dimensions=4), use_tqdm=False),
-            "means nothing to score",
+            "does not use to score",
         ),
         (lambda: PoolingParams(dimension=4), "did you mean dimensions"),
         (lambda: PoolingParams(dimensions=0), "dimensions"),

@@ -199,7 +199,7 @@ async def test_a_character_that_was_cut_through_is_left_out(serve):
 async def test_a_prompt_that_leaves_no_room_is_refused(serve):
     server = await serve(pooler=JUDGES, generates=True, score_template=of(PLAIN))
     answer = await server.post("/score", {"text_1": "q", "text_2": "a", "truncate_prompt_tokens": 6})
-    assert "leaves no token of a text in this model's prompt" in error_of(answer, 400)["message"]
+    assert "leaves no room for text in this model's prompt" in error_of(answer, 400)["message"]
 
 
 async def test_an_instruction_is_the_requests_or_the_models_own(serve):

@@ -96,7 +96,7 @@ def test_a_pooler_config_that_is_none_is_refused(text):
 
 
 def test_what_is_said_twice_is_refused():
-    with pytest.raises(ValueError, match="give one"):
+    with pytest.raises(ValueError, match="set one"):
         PoolerConfig.read('{"pooling_type": "CLS", "seq_pooling_type": "CLS"}')
 
 
@@ -113,7 +113,7 @@ def test_it_changes_what_requests_leave_open():
 
 
 def test_a_model_cannot_be_told_to_cut_what_it_was_not_trained_to():
-    with pytest.raises(ValueError, match="--pooler-config: dimensions 4: this model was not trained"):
+    with pytest.raises(ValueError, match="--pooler-config: dimensions 4: this model does not support fewer"):
         served(EMBEDDER, '{"dimensions": 4}')
 
 
@@ -147,7 +147,7 @@ def test_the_head_decides_what_a_model_is_for_unless_it_is_converted(pooler, con
         (EMBEDDER, None, "classify", "has no head"),
         (EMBEDDER, '{"task": "classify"}', "auto", "does not classify"),
         (CLASSIFIER, '{"task": "embed"}', "auto", "does not embed"),
-        (EMBEDDER, '{"classifier_from_token": ["no such", "word"]}', "auto", "'no such' is no token"),
+        (EMBEDDER, '{"classifier_from_token": ["no such", "word"]}', "auto", "'no such' is not a token"),
     ],
 )
 def test_what_a_model_is_not_it_is_not_served_for(pooler, config, convert, complaint):

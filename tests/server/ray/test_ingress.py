@@ -74,7 +74,7 @@ async def test_a_stream_whose_replica_is_lost_ends_with_an_error_in_openais_shap
     assert head.status == 200
     _, error = last_event(body)
     assert error["error"] == {
-        "message": "The replica that worked on the request has ended; another one can answer it",
+        "message": "The replica that processed the request has ended; retry the request",
         "type": "server_error", "param": None, "code": "replica_lost",
     }  # fmt: skip
     assert body.endswith(b"data: [DONE]\n\n")

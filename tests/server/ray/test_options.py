@@ -38,8 +38,8 @@ def test_a_range_has_their_number_follow_the_requests(argv, asked):
         (["--replicas", "5", "--max-replicas", "4"], "--replicas 5 is not from --min-replicas 1 to --max-replicas 4"),
         (["--target-ongoing-requests", "nan"], "--target-ongoing-requests: nan is out of range"),
         (["--replica", "2"], "unknown option --replica (did you mean --replicas?)"),
-        (["--batch-dir", "there"], "--batch-dir is not for oneloop ray"),
-        (["--uds", "there"], "--uds is not for oneloop ray"),
+        (["--batch-dir", "there"], "--batch-dir is not supported by oneloop ray"),
+        (["--uds", "there"], "--uds is not supported by oneloop ray"),
         (["--min-replicas", "1", "--max-num-seqs", "none"], "--max-num-seqs: 'none' is not a whole number"),
     ],
 )

@@ -50,7 +50,7 @@ def nested(levels: int, schema: dict) -> dict:
         (JsonSchema(False), "nothing satisfies"),
         (JsonSchema('{"type":'), "the schema is not JSON"),
         (JsonSchema("[" * 100_000), "the schema is not JSON"),
-        (JsonSchema("[1]"), "is a JSON object, true or false"),
+        (JsonSchema("[1]"), "must be a JSON object, true or false"),
         (JsonSchema({"not": {"type": "string"}}), "not"),
         (JsonSchema({"if": {}, "then": {}}), "if"),
         (JsonSchema({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "oneOf"),

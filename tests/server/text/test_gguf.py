@@ -233,8 +233,8 @@ def test_control_tokens_outside_the_byte_alphabet_keep_their_ids():
         (byte_level_metadata("qwen2", scores=[0.5]), "scores has 1 entries"),
         (byte_level_metadata("qwen2", bos_token_id=10**6), "bos_token_id is 1000000"),
         (byte_level_metadata("qwen2", eos_token_id="two"), "eos_token_id is two"),
-        (byte_level_metadata("qwen2", tokens=[1, 2]), "tokens is no list of str"),
-        (byte_level_metadata("qwen2", merges=7), "merges is no list of str"),
+        (byte_level_metadata("qwen2", tokens=[1, 2]), "tokens is not a list of str"),
+        (byte_level_metadata("qwen2", merges=7), "merges is not a list of str"),
     ],
 )
 def test_what_cannot_be_built_says_why(fields, says):
