@@ -93,9 +93,7 @@ class EngineClient(Protocol):
         ...
 
     async def sleep(self, level: SleepLevel = SleepLevel.HOST) -> None:
-        """Wait until the engine is idle, then free its memory. The next request wakes it.
-
-        Raises SleepError."""
+        """Wait until the engine is idle, then free its memory. The next request wakes it. Raises SleepError."""
         ...
 
     async def wake_up(self) -> None:

@@ -159,9 +159,7 @@ def serving(config: ServerConfig, model: str, key: str | None) -> str | None:
 
 
 def read_value(name: str, text: str) -> dict[str, Any]:
-    """Parse a numeric field of a request as `{name: value}`; an empty value removes it.
-
-    Raises ConfigError."""
+    """Parse a numeric field of a request as `{name: value}`; an empty value removes it. Raises ConfigError."""
     name = name.replace("-", "_")
     if name not in NUMBERS:
         raise ConfigError(f"unknown setting {name}; available: {', '.join(NUMBERS)}")

@@ -33,9 +33,7 @@ async def collect_transcripts(generation: Generation, client: Presence) -> list[
 
 
 async def collect(generation: Generation, client: Presence, feed: Callable[[Output], object]) -> None:
-    """Generate, and pass every Output to `feed`.
-
-    Raises ApiError, and ClientLeft if the client has left."""
+    """Generate, and pass every Output to `feed`. Raises ApiError, and ClientLeft if the client has left."""
     async with generation.open() as stream, client:
         async for outputs in stream:
             for output in outputs:

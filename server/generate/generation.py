@@ -288,9 +288,7 @@ class PromptChoice(Choice):
 
     @property
     def prompt_logprobs(self) -> list[Entry]:
-        """Return the prompt log-probabilities; call `feed` first.
-
-        Raises EngineFailed if the sequence ended without them."""
+        """Return the prompt log-probabilities; call `feed` first. Raises EngineFailed if the sequence ended without them."""
         first, *others = self._prompt_ids
         if len(self._source._prompt_logprobs) != len(others):
             raise EngineFailed("it ended before the log-probabilities of its prompt were computed")

@@ -76,17 +76,13 @@ class Offload:
         self._waiting: OrderedDict[bytes | None, _Waiting] = OrderedDict()  # who is first is next
 
     async def run(self, num_chars: int, work: Callable[[], T], caller: bytes | None = None) -> T:
-        """Return the result of `work` for `caller`. `num_chars`: its cost.
-
-        Raises TooManyRequests."""
+        """Return the result of `work` for `caller`. `num_chars`: its cost. Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
             return work()
         return await self._wait_for(num_chars, _in_one_piece(work), caller)
 
     async def run_pieces(self, num_chars: int, work: Pieces[T], caller: bytes | None = None) -> T:
-        """Return the result of `work` for `caller`, run piece by piece.
-
-        Raises TooManyRequests."""
+        """Return the result of `work` for `caller`, run piece by piece. Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
             return to_the_end(work)
         return await self._wait_for(num_chars, work, caller)

@@ -66,9 +66,7 @@ class ClientWatch:
 
 
 async def while_waited_for(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; cancel it if the client disconnects.
-
-    Raises ClientLeft."""
+    """Return the result of `work`; cancel it if the client disconnects. Raises ClientLeft."""
     async with ClientWatch(receive):
         return await work
     raise ClientLeft

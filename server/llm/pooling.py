@@ -109,7 +109,8 @@ def ask_to_pool(
     if len(each) != len(given):
         raise ValueError(f"pooling_params: {len(each)} for {len(given)} prompts; give one for all or one for each")
     fields = [
-        _checked(one, POOLING_FIELDS, "this") | ({} if prompt.cache_salt is None else {"cache_salt": prompt.cache_salt})
+        _checked(one, POOLING_FIELDS, "this task")
+        | ({} if prompt.cache_salt is None else {"cache_salt": prompt.cache_salt})
         for one, prompt in zip(each, given, strict=True)
     ]
     texts = [

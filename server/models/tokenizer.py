@@ -160,9 +160,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
-        """Read a folder in Hugging Face format.
-
-        Raises TokenizerError naming the file that is missing or broken."""
+        """Read a folder in Hugging Face format. Raises TokenizerError naming the file that is missing or broken."""
         folder = Path(path)
         if not (folder / "tokenizer.json").is_file():
             raise TokenizerError(_no_tokenizer_json(folder))

@@ -24,9 +24,7 @@ _NOT_FOR_OTHERS = 0o117  # rw for user and group: connecting requires write perm
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket: clients may connect now, and are answered once the server accepts.
-
-    Raises OSError."""
+    """Return a listening socket: clients may connect now, and are answered once the server accepts. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)

@@ -166,7 +166,7 @@ def test_it_starts_again_after_its_end(fake):  # noqa: F811
         ({"port": 80}, "unknown option 'port'"),
         ({"api_keys": "a"}, r"unknown option 'api_keys' \(did you mean api_key\?\)"),
         ({"drain_timeout": "soon"}, "drain_timeout"),
-        ({"embedding_model": "tiny"}, "--embedding-model tiny has a name of --model"),
+        ({"embedding_model": "tiny"}, "--embedding-model tiny is also a name of --model"),
     ],
 )
 def test_options_are_those_of_serve_but_for_the_process(options, words):

@@ -86,7 +86,7 @@ def test_a_list_has_a_line_a_model_and_json_for_programs(capsys):
     assert commands.list_kept([], shelf) == 0
     assert "incomplete: oneloop pull small continues" in capsys.readouterr().out
     assert commands.list_kept([], Shelf(here=False)) == 0
-    assert "none yet" in capsys.readouterr().err
+    assert "no models yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_what_turns_or_calls_without_end_has_so_much_time_and_no_more(source):
     clock = ticking()
     template = ChatTemplate(source, clock=lambda: looks.append(1) or clock())
     looks.clear()
-    with pytest.raises(EndlessTemplate, match="does not come to an end on these messages: it takes more than 10 s"):
+    with pytest.raises(EndlessTemplate, match="exceeds its limits on these messages: it takes more than 10 s"):
         template.render(MESSAGES)
     assert len(looks) == pytest.approx(10 * MAX_RENDER_S, abs=3)
 
@@ -85,6 +85,6 @@ async def test_it_leaves_the_event_loop_and_the_next_chat_never_gets_there(serve
     for _ in range(2):
         refused = await server.chat(messages=MESSAGES)
         assert refused.status_code == 400
-        assert "does not come to an end" in refused.json()["error"]["message"]
+        assert "exceeds its limits" in refused.json()["error"]["message"]
     on_loop = [name == threading.current_thread().name for name in threads]
     assert on_loop == [True, False, False]

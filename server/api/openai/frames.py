@@ -230,9 +230,7 @@ async def answer(
     request: GenerateRequest,
     shape: ResponseShape,
 ) -> ASGIApp:
-    """Answer `wire`, which was converted to `request`.
-
-    Raises ApiError, and ClientLeft if the client has left."""
+    """Answer `wire`, which was converted to `request`. Raises ApiError, and ClientLeft if the client has left."""
     call = call_of(http)
     id = shape.id_prefix + call.id
     generation, ignored = await while_waited_for(http.receive, start(service.config, call, loaded, request, id=id))

@@ -137,9 +137,7 @@ def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[
 
 
 def _prefix(input_type: str | None, prompts: Prompts) -> str | None:
-    """Return the model's prompt for texts of this type, or None.
-
-    Raises InvalidRequest for an unknown type."""
+    """Return the model's prompt for texts of this type, or None. Raises InvalidRequest for an unknown type."""
     if input_type is None:
         return prompts.text(None, "input_type")
     for name in (input_type, *_PROMPT_NAMES.get(input_type, ())):

@@ -285,7 +285,9 @@ def test_the_log_says_that_short_contexts_are_turned_as_long_ones(tmp_path, capl
 
 
 def test_eight_bits_are_refused(folder):
-    with pytest.raises(UnsupportedModel, match="quantization int8 is for models of our own"):
+    with pytest.raises(
+        UnsupportedModel, match="quantization int8 is not supported for models that run through transformers"
+    ):
         load(folder, weights=WeightPolicy("stored", online="int8"))
 
 

@@ -86,7 +86,7 @@ def test_dummy_weights_need_no_checkpoint(theirs, tmp_path):
         ("deepseek v3", {"rope_interleave": False}, "rope_interleave false"),
         ("deepseek v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ("deepseek v2", {"norm_topk_prob": True}, "norm_topk_prob"),
-        ("phi-3.5 moe", {"num_experts_per_tok": 3}, "num_experts_per_tok is not 2"),
+        ("phi-3.5 moe", {"num_experts_per_tok": 3}, "num_experts_per_tok must be 2"),
         ("ernie 4.5 moe", {"moe_layer_end_index": -3}, "moe_layer_end_index is -3"),
     ],
 )

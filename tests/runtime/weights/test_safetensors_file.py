@@ -163,7 +163,7 @@ def test_an_index_that_names_what_no_file_can_be_called_is_refused(tmp_path, fil
 
 def test_a_pipe_in_a_files_place_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="is no file"):
+    with pytest.raises(WeightsError, match="is not a file"):
         SafetensorsCheckpoint(tmp_path)
 
 

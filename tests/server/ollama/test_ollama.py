@@ -87,7 +87,7 @@ async def test_ollamas_client_sends_results_back(serve):
         "/api/chat", {"model": "tiny", "messages": [*MESSAGES, {"role": "tool", "content": "x"}]}
     )
     assert orphan.status_code == 400
-    assert orphan.json()["error"].startswith("messages[1] is a result")
+    assert orphan.json()["error"].startswith("messages[1] is a tool result")
 
 
 async def test_ollamas_client_holds_answers_to_a_schema(serve):

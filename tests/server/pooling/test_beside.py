@@ -195,8 +195,8 @@ def test_the_other_model_has_the_machines_options_and_none_of_the_models():
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--model", "all-minilm-l6-v2"], "has a name of --model"),
-        (["--served-model-name", "all-minilm-l6-v2"], "has a name of --model"),
+        (["--model", "all-minilm-l6-v2"], "is also a name of --model"),
+        (["--served-model-name", "all-minilm-l6-v2"], "is also a name of --model"),
         (["--runner", "pooling"], "contradicts --embedding-model"),
     ],
 )

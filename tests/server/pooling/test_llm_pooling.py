@@ -149,11 +149,11 @@ def test_what_is_wrong_is_a_value_error_that_names_it(serving):
         (lambda: llm.score(["a", "b"], "c", use_tqdm=False), "data_1 has 2 texts"),
         (
             lambda: llm.score("a", "b", pooling_params=PoolingParams(dimensions=4), use_tqdm=False),
-            "does not use to score",
+            "score does not use",
         ),
         (lambda: PoolingParams(dimension=4), "did you mean dimensions"),
         (lambda: PoolingParams(dimensions=0), "dimensions"),
-        (lambda: llm.generate("a", use_tqdm=False), "not served to generate"),
+        (lambda: llm.generate("a", use_tqdm=False), "does not support the task generate"),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -72,7 +72,7 @@ async def test_a_model_says_what_it_is_for(serve):
     assert (await (await serve(pooler=EMBEDDER)).ollama().show("tiny")).capabilities == ["embedding"]
     classifier = await serve(pooler=CLASSIFIER)
     assert (await classifier.ollama().show("tiny")).capabilities == []
-    with pytest.raises(ollama.ResponseError, match="not served to embed"):
+    with pytest.raises(ollama.ResponseError, match="does not support the task embed"):
         await classifier.ollama().embed("tiny", "Hi")
 
 
