@@ -93,7 +93,7 @@ class EngineOptions:
     )
     device: str = option("auto", "cpu, cuda or an installed platform; auto is cuda where there is one", metavar="NAME")
     tensor_parallel_size: int = option(
-        1, "devices that share every layer; on a CPU, threads", minimum=1, maximum=64, aliases=("-tp",)
+        1, "number of devices that share each layer; on a CPU, of threads", minimum=1, maximum=64, aliases=("-tp",)
     )
     enable_expert_parallel: bool = option(
         False, "place whole experts on each device of --tensor-parallel-size, instead of a slice of every expert"

@@ -250,7 +250,7 @@ class GraphPool:
         return captured
 
     def replay_following(self, shape: StepShape) -> None:
-        """Enqueue the drafter's work after the step of `shape`, which was replayed last, if there is any."""
+        """Replay the drafter's graph of `shape`, if it has one. Call this right after `replay` of the same shape."""
         following = self._following.get(shape)
         if following is not None:
             following.replay()

@@ -41,7 +41,8 @@ class Markdown:
         return rest + (RESET if styled else "")
 
     def _line_start(self) -> str | None:
-        """Consume the mark at the start of a line; None if more text may still make it one."""
+        """Consume the Markdown mark at the start of a line, such as `# `, and return what the terminal shows for it. Return None
+        if the next text decides whether it is a mark."""
         pending = self._pending
         line, newline, rest = pending.partition("\n")
         if line.lstrip().startswith(_FENCE):

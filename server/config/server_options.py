@@ -191,7 +191,10 @@ class ServerOptions(EngineOptions):
         metavar="PORT",
     )
     uds: str | None = option(
-        None, "Unix socket to listen on instead of host and port, for this user and group", group=HTTP, metavar="PATH"
+        None,
+        "Unix socket to listen on instead of host and port, only for this user and group",
+        group=HTTP,
+        metavar="PATH",
     )
     ssl_certfile: str | None = option(
         None, "TLS certificate with its chain (PEM); the server then speaks HTTPS only", group=HTTP, metavar="FILE"
@@ -230,7 +233,7 @@ class ServerOptions(EngineOptions):
     )
     max_batch_file_size: int = size(200 * 1024**2, "maximum size of an uploaded file")
     max_batch_files: int = option(10_000, "maximum files kept, including answers of batches", group=HTTP, minimum=1)
-    max_batch_bytes: int = size(10 * 1024**3, "disk for files of batches")
+    max_batch_bytes: int = size(10 * 1024**3, "maximum disk space of all batch files")
     max_batch_requests: int = option(
         0, "requests of batches at a time; 0 is a quarter of --max-num-seqs", group=HTTP, minimum=0
     )

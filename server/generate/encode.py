@@ -160,7 +160,7 @@ def check_template(loaded: LoadedModel) -> None:
 
 
 async def chat_ids(loaded: LoadedModel, call: Call, chat: Chat) -> list[int]:
-    """Return the ids of a conversation, as a chat request would use them. Raises InvalidRequest."""
+    """Return the token ids of a conversation, as a chat request would use them. Raises InvalidRequest."""
     rendered, _ = await _render(loaded, call, chat, tools_json(chat.shown_tools), fits=True)
     return rendered.ids
 

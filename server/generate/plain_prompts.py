@@ -156,7 +156,8 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]
 
 
 def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None, limit: int) -> Sequence[int]:
-    """Return the prompt cut by `truncation`. `limit`: tokens of the context, of which `max_tokens` are reserved.
+    """Return the prompt cut by `truncation`. `limit`: tokens of the context, of which `max_tokens` are reserved for
+    the answer (None: one).
 
     Raises InvalidRequest if `truncation` exceeds the context."""
     wanted = truncation.num_tokens

@@ -1,7 +1,7 @@
 """Parameters of a loaded decoder, by name: writing to a parameter changes what the decoder computes from then on.
 
-Values are changed in place, so captured graphs stay valid. Only weights that a CPU packs move; owners of compiled stacks are
-notified of the new address. Independent of files and rules."""
+Values are changed in place, so captured graphs stay valid. Exception: a weight packed for a CPU gets a new address, and
+compiled layers that hold the old one are notified. Knows nothing of checkpoint files or loading rules."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def labels(config: HfConfig) -> tuple[str, ...]:
         count = config.count("num_labels", 2, max_value=1 << 20)
         return tuple(f"LABEL_{index}" for index in range(count))
     if not isinstance(named, Mapping) or {str(key) for key in named} != {str(index) for index in range(len(named))}:
-        raise UnsupportedModel("config: id2label does not name classes 0 and on")
+        raise UnsupportedModel("config: id2label must name classes 0, 1, 2, … without a gap")
     by_index = {str(key): str(value) for key, value in named.items()}
     return tuple(by_index[str(index)] for index in range(len(named))) or labels(HfConfig({}))
 

@@ -1,4 +1,4 @@
-"""Interface of model specs: facts that are known before weights are read, for any implementation."""
+"""Interface of model specs: facts that are known before weights are read, for native models and those run through transformers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class UnsupportedModel(WeightsError):
 
 
 class ModelSpec(Protocol):
-    """Description of a model before its weights are read, for any implementation.
+    """Description of a model before its weights are read, for native models and those run through transformers.
 
     `max_model_len`: longest context in tokens. `generates`: it computes logits, from which tokens are sampled. `hands_on`:
     its hidden states only go to the next pipeline stage. `encoder`: media encoder, if prompts may contain media."""

@@ -122,7 +122,7 @@ class CohereMeta(Struct):
 
 
 class Ranking(Struct):
-    """Ranking. `results`: the best first."""
+    """Response of a reranking request. `results`: the best document first."""
 
     id: str
     model: str

@@ -39,7 +39,7 @@ class Arguments:
         self._emit(typed(text, types_of(self._properties.get(name), self._schema)))
 
     def value(self, source: Source, name: str, end: Markers) -> Parse[bool]:
-        """Consume and emit a value up to its end marker. Return False if the marker never comes."""
+        """Consume and emit a value up to its end marker. Return False if the text ends before the marker."""
         if types_of(self._properties.get(name), self._schema) == {"string"}:
             self._emit('"')
             ended = yield from source.until(end, lambda text: self._emit(inside(text)))
