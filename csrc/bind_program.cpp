@@ -29,7 +29,7 @@ struct AttendShape {
     float softcap;   // 0 for none
 };
 
-constexpr int64_t kMaxWidth = int64_t{1} << 31;  // floats; twice as many are still counted without care
+constexpr int64_t kMaxWidth = int64_t{1} << 31;  // floats; twice this number does not overflow the counters
 
 class BoundProgram {
 public:

@@ -1,4 +1,4 @@
-"""Build backend: scikit-build-core's, with every package inside of `oneloop`.
+"""Build backend: scikit-build-core with all packages inside of `oneloop`.
 
 Without a compiler the wheel has no compiled modules, and torch computes everything on the CPU."""
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Settings = Mapping[str, list[str] | str] | None
-CORE_MINUTES = 15  # of compiling, by .ci/run on two cores
+CORE_MINUTES = 15  # compile time in .ci/run on two cores
 WITHOUT_KERNELS = """
 oneloop is installed WITHOUT its compiled CPU kernels: building them failed (is there a C++20 compiler?).
 It works all the same, slower on the CPU: torch computes everything. For the kernels, install a compiler
@@ -42,14 +42,14 @@ It works all the same, slower on the CPU: torch computes everything. For the ker
 
 @contextmanager
 def _packages(settings: Settings) -> Iterator[dict[str, list[str] | str]]:
-    """Settings of scikit-build-core with the packages, which are there meanwhile."""
+    """Yield settings for scikit-build-core with the packages, which exist within the context."""
     with tempfile.TemporaryDirectory() as folder:
         write_packages(Path.cwd(), Path(folder))
         yield {**(settings or {}), "wheel.packages": [f"{folder}/oneloop", f"{folder}/server"]}
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    """Build the wheel; its name."""
+    """Build the wheel and return its name."""
     with _packages(config_settings) as settings:
         if settings.get("wheel.cmake") == "false":
             return build.build_wheel(wheel_directory, settings, metadata_directory)
@@ -57,7 +57,7 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
         _tell(f"oneloop: compiling the CPU kernels, about {minutes} minutes on {os.cpu_count()} cores\n")
         try:
             return build.build_wheel(wheel_directory, settings, metadata_directory)
-        except SystemExit:  # CMake or the compiler failed, and has said why
+        except SystemExit:  # CMake or the compiler failed, and has printed the reason
             # Without the prepared metadata, whose tag is that of a wheel with kernels.
             made = build.build_wheel(wheel_directory, {**settings, "wheel.cmake": "false"})
             _tell(WITHOUT_KERNELS)
@@ -65,25 +65,25 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
-    """Write the metadata, for which nothing is compiled; its folder."""
+    """Write the metadata without compiling anything, and return its folder."""
     return build.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """Build an installation that runs from the checkout, under the checkout's names; the wheel's name."""
+    """Build an installation that runs from the checkout, under the checkout's names. Return the wheel's name."""
     settings = {**(config_settings or {}), "wheel.packages": [*PACKAGES, "oneloop.py"]}
     return build.build_editable(wheel_directory, settings, metadata_directory)
 
 
 def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Settings = None) -> str:
-    """Write the metadata, for which nothing is compiled; its folder."""
+    """Write the metadata without compiling anything, and return its folder."""
     return build.prepare_metadata_for_build_editable(metadata_directory, config_settings)
 
 
 def _tell(text: str) -> None:
-    """Tell a person what takes long, or failed: pip keeps the output of a build to itself, unless it is asked with -v."""
+    """Print a message to the terminal about slow or failed parts: pip hides a build's output unless it runs with -v."""
     print(text, flush=True)
     if not sys.stdout.isatty():
         with suppress(OSError), open("/dev/tty", "w") as terminal:

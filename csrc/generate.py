@@ -1,4 +1,4 @@
-"""Write cpu/block_types.h from ops/formats.json: `python csrc/generate.py`. tests/ops/test_formats.py fails while it is stale."""
+"""Write cpu/block_types.h from ops/formats.json: `python csrc/generate.py`. tests/ops/test_formats.py fails if it is stale."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ namespace oneloop {
 struct FreeMemory {
     size_t bytes = 0;
     bool mapped = false;
-    std::shared_ptr<void> part_of = nullptr;  // what is really freed, with its last part
+    std::shared_ptr<void> part_of = nullptr;  // the allocation, freed with its last part
     void operator()(void* p) const;
 };
 
@@ -29,7 +29,7 @@ private:
     std::unique_ptr<void, FreeMemory> bytes_;
 };
 
-// Zeros, 64-byte aligned. Large blocks ask for huge pages: streaming weights through 4 KiB pages costs a fifth of the
+// Zeros, 64-byte aligned. Large blocks request huge pages: streaming weights through 4 KiB pages costs a fifth of the
 // bandwidth, since the hardware prefetcher stops at a page's end. Throws std::bad_alloc.
 Memory allocate(size_t bytes);
 

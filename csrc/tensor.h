@@ -15,10 +15,10 @@ namespace oneloop {
 
 enum class Type { kFloat32, kBFloat16, kFloat16, kUInt8, kInt8, kInt32, kInt64 };
 
-// A view of a CPU tensor, valid for the call it was made in. Strides count elements.
+// View of a CPU tensor, valid during the call that created it. Strides count elements.
 class Tensor {
 public:
-    // Throws TypeError unless `object` is a tensor in CPU memory. `name` is what errors call it.
+    // Throws TypeError unless `object` is a tensor in CPU memory. `name`: its name in errors.
     Tensor(nanobind::handle object, const char* name);
 
     int64_t rank() const { return rank_; }
@@ -48,7 +48,7 @@ private:
     int64_t rank_;
     Type type_;
     int64_t shape_[kMaxRank], strides_[kMaxRank];
-    nanobind::object keep_;  // the capsule of the slow way
+    nanobind::object keep_;  // capsule of the slow path
 };
 
 }  // namespace oneloop

@@ -99,7 +99,7 @@ private:
             try {
                 helpers_.emplace_back([this, share = static_cast<int>(helpers_.size()) + 1] { help(share); });
             } catch (const std::system_error&) {
-                num_threads_ = static_cast<int>(helpers_.size()) + 1;  // no more to be had: do with these
+                num_threads_ = static_cast<int>(helpers_.size()) + 1;  // no more threads are available: use these
             }
         }
     }
@@ -114,7 +114,7 @@ private:
     }
 
     void help(int share) {
-        uint32_t last = 0;  // the job this helper was in; 0 is no open job
+        uint32_t last = 0;  // the last job of this helper; 0 is never an open job
         for (;;) {
             wait_until(state_, [&](uint32_t state) { return stopping_ || (is_open(state) && job(state) != last); });
             if (stopping_) return;

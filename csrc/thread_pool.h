@@ -11,12 +11,12 @@ namespace oneloop {
 constexpr int kMaxThreads = 256;
 
 // Threads of one call, the calling one included, from 1 to kMaxThreads. Helpers start with the first call that needs
-// them and end at exit; in a forked child they start anew.
+// them and end at exit; in a forked child they are started again.
 void set_num_threads(int n);
 int num_threads();
 
 // Runs task(context, i) once for every i in [0, count), on any threads in any order, and returns when all are done.
-// A call made while another one runs is served by its own thread alone. Tasks must not throw.
+// A call during another one runs on its own thread only. Tasks must not throw.
 void run_tasks(int64_t count, void (*task)(void* context, int64_t i), void* context);
 
 template <typename Task>

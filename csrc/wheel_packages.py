@@ -1,10 +1,9 @@
-"""The packages of a wheel: copies of the checkout's, all inside of `oneloop`.
+"""Packages of a wheel: copies of the checkout's packages, all inside of `oneloop`.
 
-In a checkout the packages are called as their folders are: `server`, `runtime`, `ops`, `loadtests`. In site-packages such names
-would meet a user's own: a `server.py` of theirs would be imported in place of ours, or ours in place of theirs. So a wheel holds
-copies as `oneloop.server` and so on, whose import statements name them so; nothing is renamed when a program runs. Beside
-`oneloop` there are the compiled modules `oneloop_native` and `oneloop_text`, and a package `server` of two lines, for
-`python -m server`."""
+In a checkout the packages have the names of their folders: `server`, `runtime`, `ops`, `loadtests`. In site-packages such
+names could collide with a user's own: their `server.py` would be imported instead of ours, or ours instead of theirs. So a
+wheel has copies as `oneloop.server` and so on, with adapted import statements; nothing is renamed at run time. It also has
+the compiled modules `oneloop_native` and `oneloop_text`, and a package `server` of two lines, for `python -m server`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ PACKAGES = ("server", "runtime", "ops", "loadtests")
 _NAMES = "|".join(PACKAGES)
 _FROM = re.compile(rf"^([ \t]*from )((?:{_NAMES})(?:\.\w+)* import )", re.MULTILINE)
 _IMPORT = re.compile(rf"^([ \t]*)import ({_NAMES})$", re.MULTILINE)
-# What is not copied but made: `python -m oneloop`, `python -m server`, and what `server` was called before there was `oneloop`.
+# Generated, not copied: `python -m oneloop`, `python -m server`, and the name of `server` before `oneloop` existed.
 _MADE = {
     "oneloop/__main__.py": "import sys\n\nfrom oneloop import main\n\nsys.exit(main())\n",
     "server/__init__.py": '"""Another name of `oneloop`."""\n\nfrom oneloop.server import __getattr__, __version__\n',
@@ -25,12 +24,12 @@ _MADE = {
 
 
 def renamed(source: str) -> str:
-    """Return Python source whose imports of PACKAGES name them inside of `oneloop`."""
+    """Return Python source whose imports of PACKAGES refer to the packages inside of `oneloop`."""
     return _IMPORT.sub(r"\1from oneloop import \2", _FROM.sub(r"\1oneloop.\2", source))
 
 
 def write_packages(root: Path, target: Path) -> None:
-    """Write the packages of the checkout `root` as a wheel has them into the folder `target`."""
+    """Write the packages of the checkout `root` in the wheel's form to the folder `target`."""
     for name in PACKAGES:
         for path in sorted((root / name).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -1,4 +1,4 @@
-"""Start of the ops on a device: number of threads, and compilation before the first real step."""
+"""Start-up of the ops on a device: number of threads, and compilation before the first real step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ops.registry import forced
 def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
     """Start compiling the kernels that this dtype needs on a CUDA device, in parallel with the rest of start-up."""
     if device.type == "cuda":
-        from ops.attention import cuda as decode  # which no CPU needs
+        from ops.attention import cuda as decode  # not needed on CPUs
 
-        decode.program_of(device)  # from now on among those that are compiled
+        decode.program_of(device)  # includes it in the compilation from now on
         program.compile_ahead(dtype, device)
         threading.Thread(target=_prepare_triton, args=(device,), name="oneloop-triton", daemon=True).start()
 

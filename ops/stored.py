@@ -38,18 +38,18 @@ class WeightFormat:
 
 INT8, INT16 = WeightFormat("int8"), WeightFormat("int16")
 
-# Codes, and for each row a scale for every group of columns: a number is worth (code - zero) * scale. All groups of a row are of
-# one size, columns / groups. By role: "weight", of fp8 [rows, columns] float8_e4m3fn, of w8 the same in int8, of w4
+# Codes with one scale per group of columns of each row: a value is (code - zero) * scale. All groups of a row have the same
+# size, columns / groups. By role: "weight", for fp8 [rows, columns] float8_e4m3fn, for w8 the same in int8, for w4
 # [rows, columns / 2] uint8, the code of an even column in the low half of a byte; "scales" [rows, groups] float32; "zeros"
-# [rows, groups] uint8 of w4, where they are not 8; "order" [columns] int32, where columns do not stand as x has them: place p is
+# [rows, groups] uint8 of w4, if they are not 8; "order" [columns] int32, if columns are not in x's order: position p is
 # column order[p].
 FP8, W8, W4 = WeightFormat("fp8"), WeightFormat("w8"), WeightFormat("w4")
 
-# Codes that are decoded before they are multiplied: a number is worth the code's times its scale, less a minimum where there are
-# any. "weight": of q8 [rows, columns] int8, of the others [rows, columns / 2] as of w4; a code of q4 is 0 to 15, of q8 a signed
-# number, of the others the place of a number in TABLES. "scales" and "mins" [rows, groups]; "super_scales" and "super_mins"
-# [rows, coarser groups], which those are to be multiplied with. Scales are float32; beside super_scales those of e2m1 are
-# float8_e4m3fn and those of the others integers; what becomes of blocks has those of its blocks.
+# Codes that are decoded before multiplication: a value is the code's number times its scale, less a minimum if there are
+# any. "weight": for q8 [rows, columns] int8, for others [rows, columns / 2] as for w4; a code of q4 is 0 to 15, of q8 a signed
+# number, of others an index into TABLES. "scales" and "mins" [rows, groups]; "super_scales" and "super_mins"
+# [rows, coarser groups], which multiply them. Scales are float32. With super_scales, those of e2m1 are
+# float8_e4m3fn and those of others integers; converted blocks keep the dtypes of their blocks.
 NF4, FP4, E2M1, Q4, Q8 = (WeightFormat(name) for name in ("nf4", "fp4", "e2m1", "q4", "q8"))
 _WRITTEN = json.loads(Path(__file__).with_name("formats.json").read_text())
 TABLES: Mapping[WeightFormat, tuple[float, ...]] = {
@@ -64,7 +64,7 @@ class BlockFormat(NamedTuple):
     size: int
     codes: WeightFormat
     groups: int
-    on_cpu: bool  # whether the compiled CPU kernels read it
+    on_cpu: bool  # whether compiled CPU kernels support it
 
 
 BLOCKS: Mapping[WeightFormat, BlockFormat] = {
@@ -134,7 +134,7 @@ class StoredWeight:
         return self.tensors.get("bias")
 
 
-Stored = StoredWeight | Sequence[StoredWeight]  # several: their rows are stacked, whatever the format of each
+Stored = StoredWeight | Sequence[StoredWeight]  # several: their rows are stacked, in any formats
 
 
 def parts_of(stored: Stored) -> tuple[StoredWeight, ...]:

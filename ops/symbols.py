@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DEVICE = "meta"  # where torch keeps tensors that have a shape and no numbers
+DEVICE = "meta"  # torch's device of tensors with shapes but no data
 
 
 class NotTraceable(Exception):

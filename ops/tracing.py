@@ -1,4 +1,4 @@
-"""Tracing: a part of a forward pass is run once on symbols instead of tensors, and later by one native call.
+"""Tracing: a part of a forward pass runs once on symbols instead of tensors, and later in one native call.
 
 A step of one token is hundreds of small ops; Python between them, and waiting for the GIL, cost more than the ops. While a
 stack is traced, ops are called as usual, with `Symbol`s (symbols.py), for which the registry chooses kernels that record the
@@ -58,7 +58,7 @@ class Tracer:
         before = len(self._program)
         try:
             self._last = function(self._last, self._step)
-        except (NotTraceable, RuntimeError) as error:  # torch's, where numbers are asked for
+        except (NotTraceable, RuntimeError) as error:  # torch's error if values are read
             self._program.truncate(before)
             raise NotTraceable(str(error)) from error
 

@@ -21,7 +21,7 @@ def upload(target: Tensor, values: NDArray[Any]) -> None:
     """Copy values to target, which has their shape."""
     source = torch.from_numpy(values)
     if is_remote(target.device):
-        source = source.pin_memory()  # its allocator keeps freed memory until the copy out of it is done
+        source = source.pin_memory()  # the allocator keeps freed memory until the copy is done
     target.copy_(source, non_blocking=True)
 
 

@@ -169,7 +169,7 @@ struct HeadNorms {
     float eps;
 };
 struct Turns {
-    const float* cos_sin;  // rows of `half` cosines, then as many sines; `half` 0 turns nothing
+    const float* cos_sin;  // rows of `half` cosines, then as many sines; `half` 0: no rotation
     int64_t stride, half;
 };
 // For each token: RMS norms of q's and k's heads and their rotation, in place, then k and v into the cache.

@@ -23,7 +23,7 @@ static inline float float_of(uint16_t half) {
 // Rounds to nearest, ties to even, for x from 0 to 65504.
 static inline uint16_t half_of(float x) {
     uint32_t bits;
-    if (x < 6.103515625e-05f) {  // 2^-14: below it halves are multiples of 2^-24, as floats of [0.5, 1) are
+    if (x < 6.103515625e-05f) {  // 2^-14: smaller halves are multiples of 2^-24, like floats in [0.5, 1)
         const float aligned = x + 0.5f;
         std::memcpy(&bits, &aligned, sizeof bits);
         return static_cast<uint16_t>(bits - 0x3f000000);

@@ -13,7 +13,7 @@ constexpr int kPanel = 16;     // output columns stored side by side in a packed
 constexpr int kKeyTile = 64;   // keys scored at once; tiles lie at multiples of this in the context
 constexpr int kSegment = 512;  // keys of one softmax state; states are merged in position order
 
-enum class Element { kFloat32, kBFloat16, kFloat16, kInt8 };  // of int8 somebody else has the scales
+enum class Element { kFloat32, kBFloat16, kFloat16, kInt8 };  // scales of int8 are stored elsewhere
 
 // Element type of a paged cache. A line is one head's key or value of one token: head_size numbers. An int8 line is kScaleBytes
 // longer: its float32 scale (one per token and head) follows.
@@ -68,10 +68,10 @@ struct AttentionArgs {
     CacheType type;
     int64_t block_size, head_size, group;  // group = query heads of one kv head
     float scale;
-    int64_t window;  // a query sees as many keys up to itself; kNoWindow for all
+    int64_t window;  // number of keys up to itself that a query attends to; kNoWindow for all
     float softcap;   // scores become softcap * tanh(score / softcap); 0 for none
-    const float* sinks;  // [Hq]: a score of each head that takes its share of the softmax and has no value; or null
-    int64_t ahead = 0;   // keys behind its own that a query sees, too
+    const float* sinks;  // [Hq]: extra score per head that takes part in the softmax and has no value; or null
+    int64_t ahead = 0;   // number of later keys that a query also attends to
 };
 
 constexpr int64_t kNoWindow = int64_t{1} << 40;

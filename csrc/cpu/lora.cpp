@@ -11,10 +11,10 @@
 namespace oneloop {
 namespace {
 
-constexpr int64_t kChunkPanels = 32;      // of what is expanded, that one task adds: its sums stay in the nearest cache
-constexpr int64_t kTogether = 8;          // chains of shrinking, that one task takes
+constexpr int64_t kChunkPanels = 32;      // expanded panels per task: its sums stay in the L1 cache
+constexpr int64_t kTogether = 8;          // shrinking chains per task
 constexpr int kElements = 4;
-constexpr int64_t kFewRows = 32, kCacheBytes = 512 << 10;  // of what is asked for early
+constexpr int64_t kFewRows = 32, kCacheBytes = 512 << 10;  // limits of prefetching
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds that are not worth waking another thread for
 
 // Rows [row, row + rows) of a step, all of one adapter; their shrunk rows begin at `h`.
@@ -46,7 +46,7 @@ void shrink(const Tile& tile, const float* x, int64_t stride_x) {
     kernels().linear(matrix.args({rows, starts, 1}, tile.h, tile.share->width()));
 }
 
-// Interleaved chains of single-row tiles, of any adapters, as many at a time as a thread has.
+// Interleaved chains of single-row tiles, of any adapters, up to kTogether at a time.
 void shrink(const std::vector<OneRow>& chains, Element element, int64_t k, bool serial) {
     const int64_t count = static_cast<int64_t>(chains.size());
     const int64_t together = serial ? count : std::clamp<int64_t>((count + num_threads() - 1) / num_threads(), 1, kTogether);

@@ -25,7 +25,7 @@ struct StepInputs {
     const int64_t* positions;
     const int32_t* adapters;  // the slot of each token's adapter, -1 for none; null where no token has one
     std::vector<StepTable> tables;
-    const int32_t* starts = nullptr;  // of each row's tokens, and the end; null where no op asks for them
+    const int32_t* starts = nullptr;  // first token of each row, and the end; null if no op needs them
     int64_t rows = 0;
 };
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kRowBytes = 768 << 10;  // rounded rows worked on at once: they stay in a core's second-level cache
 constexpr int64_t kSerialWork = 1 << 16;  // multiply-adds that are not worth waking another thread for
-constexpr int64_t kTaskBytes = 24 << 10;  // of weights, where rows are few: less is not worth a thread's turn
+constexpr int64_t kTaskBytes = 24 << 10;  // of weights, with few rows: smaller tasks are not worth waking a thread
 
 // Rounds a row to blocks of Q8_0, padded with zeros. False if a number cannot be represented.
 bool round_weights(const void* weight, Element element, int64_t first, int64_t stride, int64_t k, int64_t blocks, uint8_t* to) {

@@ -58,10 +58,10 @@ void decode_plain(QuantLayout layout, const uint8_t* p, Decoded& to) {
 }
 
 // Q4_K and Q5_K: 16 six-bit numbers in 12 bytes: four scales, four minima, then the low bits of the other eight, whose
-// upper bits sit atop the first.
+// upper bits are in the upper bits of the first eight.
 void decode_minimum_super(QuantLayout layout, const uint8_t* p, Decoded& to) {
     to.scale = load16(p);
-    to.minimum = load16(p + 2) ^ kSign;  // it is taken away
+    to.minimum = load16(p + 2) ^ kSign;  // it is subtracted
     const uint8_t *packed = p + 4, *high = p + 16, *low = layout.bits == 5 ? p + 48 : p + 16;
     for (int i = 0; i < 4; i++) {
         to.sub_scales[i][0] = packed[i] & 63;
@@ -114,7 +114,7 @@ bool decode(QuantType type, const uint8_t* p, Decoded& to) {
 // One column of a block of quants, laid out as in quants.h: groups of kGroup bytes are contiguous.
 void place_quants(int bits, const uint8_t* q, int64_t column, uint8_t* to) {
     static_assert(kGroup == 4);
-    constexpr uint32_t kEach = 0x01010101;  // times a number below 256: that in each byte
+    constexpr uint32_t kEach = 0x01010101;  // times a number below 256: the number in each byte
     constexpr int kGroups = kBlock / kGroup, kHalf = kGroups / 2;
     to += column * kGroup;
     uint32_t groups[kGroups];

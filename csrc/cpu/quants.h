@@ -6,10 +6,10 @@
 // only the sum meets a float: an output is one chain of fused multiply-adds over the blocks in order, whatever the
 // number of rows, the tile or the thread.
 //
-// A panel lies in memory as [scales of each block][scales of each super-block][quants of each block]; the second part
-// exists for the "K" types, whose scales are whole numbers times a float of eight blocks. Quants of a block: for four
-// bits 4 x 64 bytes, vector j holding inputs 4j to 4j + 3 of 16 columns in its low halves and those of 16 + 4j in its high
-// ones; a fifth bit is one more vector, bit g of a byte belonging to inputs 4g to 4g + 3; two more bits are two vectors;
+// A panel in memory is [scales of each block][scales of each super-block][quants of each block]; the second part
+// exists for the "K" types, whose scales are integers times a float of eight blocks. Quants of a block: for four
+// bits 4 x 64 bytes, vector j with inputs 4j to 4j + 3 of 16 columns in its low halves and those of 16 + 4j in its high
+// halves; a fifth bit is one more vector, bit g of a byte belonging to inputs 4g to 4g + 3; two more bits are two vectors;
 // eight bits are 8 x 64 bytes.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace oneloop {
 
 constexpr int kBlock = 32;       // inputs that share a scale
 constexpr int kSuperBlock = 8;   // blocks that share the scale of their scales
-constexpr int kGroup = 4;        // neighbouring inputs whose products one lane sums
+constexpr int kGroup = 4;        // adjacent inputs whose products one lane sums
 
 #define ONELOOP_TYPE_ID(name, id, ...) k##name = id,
 enum class QuantType { ONELOOP_BLOCK_TYPES(ONELOOP_TYPE_ID) };
@@ -59,7 +59,7 @@ constexpr QuantLayout layout_of(QuantType type) {
 // Scale data of a row's block, stored with its kBlock signed bytes.
 struct RowBlock {
     float scale;       // an activation is scale * byte
-    float sum;         // of the block's activations as rounded
+    float sum;         // sum of the block's rounded activations
     int32_t start[2];  // minus the weights' offset times the bytes' sum: of the block, or of each half of it
 };
 constexpr int64_t kRowBlockBytes = sizeof(RowBlock) + kBlock;

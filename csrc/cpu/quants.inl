@@ -29,7 +29,7 @@ constexpr int kGroupBytes = kPanel * kGroup;
 
 // ---- sums of products -----------------------------------------------------------------------------------------------
 
-// One row's products with W columns, exact. `add` takes four inputs of each column; after each group `settle` moves sums that
+// Exact products of one row with W columns. `add` multiplies four inputs of each column; after each group `settle` moves sums that
 // might overflow.
 #if defined(ONELOOP_DOT)
 template <int kBits>
@@ -83,7 +83,7 @@ struct Sums<8> {
 // ---- weights as they are stored, and unpacked -------------------------------------------------------------------------
 
 struct Scales {
-    Vec d[2];  // of each half, where there are two
+    Vec d[2];  // of each half, if there are two
     Vec m;
 };
 

@@ -11,7 +11,7 @@
 namespace oneloop {
 
 // m > 0 rows as even tiles of up to tile_rows, row_bytes each; valid until this thread's next call. Row i of the `count` of a tile,
-// which is row `row` of all, goes into the tile by round(row, count, i, tile). `serial`: too little work to wake another thread.
+// row `row` of all rows, is written to the tile by round(row, count, i, tile). `serial`: too little work to wake another thread.
 template <typename Round>
 QuantRows round_rows(int64_t m, int64_t tile_rows, int64_t row_bytes, bool serial, const Round& round) {
     const int64_t num_tiles = (m + tile_rows - 1) / tile_rows;

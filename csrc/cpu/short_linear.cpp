@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kRowBytes = 768 << 10;  // rounded rows worked on at once: they stay in a core's second-level cache
 constexpr int64_t kSerialWork = 1 << 15;  // multiply-adds that are not worth waking another thread for
-constexpr int64_t kStep = 2;              // panels of a task: as many as a kernel takes at once
+constexpr int64_t kStep = 2;              // panels per task: the number that a kernel processes at once
 
 // Writes block `block` of column `column` into a panel; false if it contains a NaN or an infinity.
 bool round_block(const float (&value)[kBlock], int64_t column, uint8_t* to) {

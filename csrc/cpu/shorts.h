@@ -1,12 +1,12 @@
-// Weights and activations of sixteen bits, as the kernels read them: whole numbers of 14 bits, whose products are summed exactly.
+// 16-bit weights and activations in the kernels' layout: integers of 14 bits, whose products are summed exactly.
 //
 // A weight [N, K] is cut into panels of kPanel output columns and these into blocks of kBlock inputs, each column of which has a
 // float32 scale; activations are rounded in the same blocks. kShortMost is the largest number for which 32 products of two
 // always fit 32 bits, so rounding costs a number 2^-14 of the largest in its block at most. An output is one chain of fused
 // multiply-adds over the blocks in order, as in quants.h.
 //
-// A block of a panel lies in memory as [kBlock / 2][kPanel][2] numbers, the neighbouring inputs of a column beside each other, and
-// its kPanel scales behind them.
+// A block of a panel in memory is [kBlock / 2][kPanel][2] numbers, adjacent inputs of a column next to each other, and then
+// its kPanel scales.
 #pragma once
 
 #include <cstdint>

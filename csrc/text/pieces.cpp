@@ -73,7 +73,7 @@ const BytePieces::Piece& BytePieces::piece(int64_t id) {
     if (id < 0 || id >= kMaxId) return other_ = learned(id);
     if (static_cast<size_t>(id) >= places_.size()) places_.resize(id + 1, -1);
     if (places_[id] < 0) {
-        pieces_.push_back(learned(id));  // which may run Python, where others may have met the token meanwhile
+        pieces_.push_back(learned(id));  // may run Python, during which other threads may have learned the token
         places_[id] = static_cast<int32_t>(pieces_.size() - 1);
     }
     return pieces_[places_[id]];

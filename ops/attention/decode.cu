@@ -6,11 +6,11 @@
 // A lane loads eight dims of one key. Warps, then the blocks of a cluster (`split`), merge by running maximum and sum (Milakov
 // and Gimelshein 2018; Dao et al. 2023, Flash-Decoding).
 //
-// A cache of eight bits (E4M3) becomes float16 on its way into the matrix instruction, which holds all of its numbers exactly,
-// and so do queries and weights there. Its scales are in `scale_log2` and `out_scale`; `per_k`, `per_v` are what is written times.
-// One of int8 has a scale behind each head of a token (kv/eight_bits.py), which its score, then its weight is times.
+// An 8-bit cache (E4M3) is converted to float16 for the matrix instruction, which represents all of its numbers exactly. Queries
+// and weights are float16 there too. Scales are in `scale_log2` and `out_scale`; `per_k`, `per_v` multiply written values.
+// An int8 cache has a scale after each head of a token (kv/eight_bits.py), which multiplies its score or its weight.
 
-constexpr int KEYS = 16;  // in a block of the cache
+constexpr int KEYS = 16;  // keys per cache block
 constexpr int QUERIES = 8;
 
 typedef unsigned char u8;
@@ -21,9 +21,9 @@ template <typename NUMBER>
 struct Cached;
 
 template <>
-struct Cached<u16> {  // the model's own
-  static constexpr int AT_ONCE = 1;  // blocks that a warp takes
-  static constexpr int BEHIND = 0;   // numbers of room behind those of a head
+struct Cached<u16> {  // the model's own dtype
+  static constexpr int AT_ONCE = 1;  // blocks that a warp processes at once
+  static constexpr int BEHIND = 0;   // extra numbers after those of a head
   static constexpr bool SCALED = false;
   typedef Vec Eight;
   // The first of a lane's eight dims out of 8 * LANES, which `fetch` reads; the dims 2 i and 2 i + 1 of them; where a dim's query is.
@@ -31,7 +31,7 @@ struct Cached<u16> {  // the model's own
   static __device__ __forceinline__ int first(int lane) { return lane * 8; }
   template <int LANES>
   static __device__ __forceinline__ int dim(int lane, int i) { return lane * 8 + 2 * i; }
-  static constexpr bool BY_TWO = false;  // whether a load may bring two of a lane's eights, which then lie side by side
+  static constexpr bool BY_TWO = false;  // whether one load may read two of a lane's groups of eight dims, which are then adjacent
   template <bool KEYS_BY_TWO>
   static __device__ __forceinline__ int place(int d) { return d; }
   template <int LANES>
@@ -53,7 +53,7 @@ struct Cached<u16> {  // the model's own
   }
 };
 
-// Eight numbers of eight bits, four of which NUMBERS::widen makes float16.
+// Eight 8-bit numbers, four of which NUMBERS::widen converts to float16.
 struct alignas(8) EightBytes {
   u32 word[2];
 };
@@ -77,14 +77,14 @@ struct Widening {
 
 template <>
 struct Cached<u8> : Widening<Cached<u8>> {
-  // As many bytes at once as of 16 bits, and half the arithmetic for each key but for their products.
+  // As many bytes at once as with 16 bits, and half the arithmetic per key except for the products.
   static constexpr int AT_ONCE = 2, BEHIND = 0;
   static constexpr bool SCALED = false;
   template <int LANES>
   static __device__ __forceinline__ int first(int lane) { return lane * 8; }
   template <int LANES>
   static __device__ __forceinline__ int dim(int lane, int i) { return lane * 8 + 2 * i; }
-  static constexpr bool BY_TWO = true;  // one H200, 256 requests of 576 keys: 86 us, 90 by one
+  static constexpr bool BY_TWO = true;  // one H200, 256 requests of 576 keys: 86 us, instead of 90 with one
   template <bool KEYS_BY_TWO>
   static __device__ __forceinline__ int place(int d) {
     return KEYS_BY_TWO ? d / 64 * 64 + d % 16 / 8 * 32 + d % 64 / 16 * 8 + d % 8 : d;
@@ -107,7 +107,7 @@ struct Cached<u8> : Widening<Cached<u8>> {
         : "=r"(low), "=r"(high)
         : "r"(four));
   }
-  static __device__ __forceinline__ u16 query(float value) {  // as others keep it first, and then no infinity
+  static __device__ __forceinline__ u16 query(float value) {  // rounded as if stored first, and finite
     return u16(weights(fminf(fmaxf(rounded(value), -65504.f), 65504.f), 0.f));
   }
   static __device__ __forceinline__ u8 number(float value, float per_scale) {
@@ -127,8 +127,8 @@ struct Cached<u8> : Widening<Cached<u8>> {
   }
 };
 
-// Rows of such entries lie on words only. So that lanes read words side by side, a lane's eight dims are four of the first half of
-// those of all lanes and four of the other; each word finds its neighbours' in the first-level cache.
+// Rows of such entries are aligned to words only. So that lanes read adjacent words, a lane's eight dims are four of the first half
+// and four of the second half of all lanes' dims; the other lanes' words of a line are then in the L1 cache.
 template <>
 struct Cached<s8> : Widening<Cached<s8>> {
   static constexpr int AT_ONCE = 2, BEHIND = 4;
@@ -141,7 +141,7 @@ struct Cached<s8> : Widening<Cached<s8>> {
   template <bool KEYS_BY_TWO>
   static __device__ __forceinline__ int place(int d) { return d / 32 * 32 + d % 16 / 4 * 8 + d % 32 / 16 * 4 + d % 4; }
   template <int LANES>
-  static __device__ __forceinline__ Eight fetch(const s8* from, bool both) {  // `both`: halves of the dims are there
+  static __device__ __forceinline__ Eight fetch(const s8* from, bool both) {  // `both`: both halves of the dims exist
     Eight eight = {word(from), 0};
     if (both) eight.word[1] = word(from + 4 * LANES);
     return eight;
@@ -151,7 +151,7 @@ struct Cached<s8> : Widening<Cached<s8>> {
     asm volatile("ld.global.L2::128B.u32 %0, [%1];" : "=r"(word) : "l"(from));
     return word;
   }
-  // Bytes that are 128 too large are the end of a mantissa whose last bit is worth 1: 1024 and 128 are taken off.
+  // Bytes that are 128 too large are the end of a mantissa whose last bit is worth 1: 1024 and 128 are subtracted.
   static __device__ __forceinline__ void widen(u32 four, u32& low, u32& high) {
     const u32 bytes = four ^ 0x80808080;
     low = __byte_perm(bytes, 0x64646464, 0x4140), high = __byte_perm(bytes, 0x64646464, 0x4342);
@@ -159,7 +159,7 @@ struct Cached<s8> : Widening<Cached<s8>> {
     asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(high) : "r"(0x64806480));
   }
   static __device__ __forceinline__ u16 query(float value) { return Cached<u8>::query(value); }
-  // Weights that met scales, times 64: most are then far from the smallest of float16; none is infinite.
+  // Weights multiplied by scales, times 64: most are then far above the smallest float16; none is infinite.
   static constexpr float OF_WEIGHTS = 64.f;
   static __device__ __forceinline__ u32 weights(float low, float high) {
     return Cached<u8>::weights(fminf(low * OF_WEIGHTS, 65504.f), fminf(high * OF_WEIGHTS, 65504.f));
@@ -171,7 +171,7 @@ struct Cached<s8> : Widening<Cached<s8>> {
   template <int COUNT>
   static __device__ __forceinline__ void write(s8* to, const float (&value)[COUNT]) {
     const int lane = threadIdx.x % 32;
-    float largest = 0.f, broken = 0.f;  // NaN where a number is none
+    float largest = 0.f, broken = 0.f;  // NaN if a number is NaN or infinite
 #pragma unroll
     for (int i = 0; i < COUNT; i++) largest = fmaxf(largest, fabsf(value[i])), broken += value[i] - value[i];
 #pragma unroll
@@ -202,7 +202,7 @@ __device__ __forceinline__ Vec load_again(u32 address) {
   return v;
 }
 
-// One head by one warp: norm, rotate, `write` each dim, the lane's `i`th. cos, sin: of this lane's dims lane, lane + 32, ...
+// One warp processes a head: norm, rotate, `write` each dim, the lane's `i`th. cos, sin: of this lane's dims lane, lane + 32, ...
 template <int HEAD>
 struct Head {
   float cosine[HEAD / 32], sine[HEAD / 32];
@@ -279,7 +279,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   int here[AT_ONCE] = {};
   const NUMBER* k_lane = k_cache + g * ROW + (KEYS_BY_TWO ? t * 16 : In::template first<4>(t));
   const NUMBER* v_lane = v_cache + 2 * t * ROW + (VALUES_BY_TWO ? g * 16 : In::template first<8>(g));
-  asm volatile("" : "+l"(k_lane), "+l"(v_lane));  // kept: made anew for each load, they would be half the loop's arithmetic
+  asm volatile("" : "+l"(k_lane), "+l"(v_lane));  // kept in registers: recomputing them for each load would be half the loop's arithmetic
   auto find = [&](int index) {
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++)
@@ -376,7 +376,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
   if (!early) fetch_keys(first);
   for (int index = first; index < num_blocks; index += AT_ONCE * stride) {
     if (index != first || !early) fetch_values(index);
-    float of_keys[AT_ONCE][2] = {}, of_values[AT_ONCE][2] = {};  // scales of keys g and g + 8, in sectors that are under way
+    float of_keys[AT_ONCE][2] = {}, of_values[AT_ONCE][2] = {};  // scales of keys g and g + 8, from sectors in flight
     if constexpr (In::SCALED)
 #pragma unroll
       for (int n = 0; n < AT_ONCE; n++)
@@ -404,7 +404,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
         for (int c = 0; c < 4; c++) score[n][c] *= of_keys[n][c / 2];
     find(index + AT_ONCE * stride);
     fetch_keys(index + AT_ONCE * stride);
-    if ((index + (AT_ONCE - 1) * stride + 1) * KEYS > context) {  // some keys are none; one at least is
+    if ((index + (AT_ONCE - 1) * stride + 1) * KEYS > context) {  // some keys are masked; at least one is not
 #pragma unroll
       for (int n = 0; n < AT_ONCE; n++) {
         const int left = context - (index + n * stride) * KEYS - g;
@@ -444,7 +444,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
       for (int c = 0; c < 2; c++) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(p[c]));
 #pragma unroll
       for (int h = 0; h < HALVES; h++) {
-        u32 near[8], far[8];  // by dim, keys 2t and 2t + 1, and those eight on
+        u32 near[8], far[8];  // by dim, keys 2t and 2t + 1, and those plus 8
         In::pair(v[n][h][0], v[n][h][1], near);
         In::pair(v[n][h][2], v[n][h][3], far);
 #pragma unroll
@@ -507,7 +507,7 @@ __device__ __forceinline__ void decode(const u16* qkv, int qkv_stride, const u16
     }
     answer[i] = u16(pack(value * out_scale / sum, 0.f));
   }
-  wait_for_cluster();  // nobody leaves while others read its shared memory
+  wait_for_cluster();  // no block may exit while others read its shared memory
 }
 
 #define DECODE(NAME, HEAD, WARPS, BLOCKS, NUMBER)                                                                        \

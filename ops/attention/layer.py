@@ -25,7 +25,7 @@ def attend(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """See `ops.attend`. Results of padding tokens are undefined."""
+    """Compute `ops.attend`. Results of padding tokens are undefined."""
     out = torch.empty((qkv.shape[0], heads.num_heads, heads.head_size), dtype=qkv.dtype, device=qkv.device)
     own = (
         qkv.dtype in HALVES

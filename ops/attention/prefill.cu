@@ -6,14 +6,14 @@
 // scores are computed while the previous tile is mixed, and one group's softmax overlaps with the other's products. Keys are
 // processed from last to first, so masked ones come first.
 //
-// A cache of eight bits (E4M3) is copied as it lies, in halves of a tile, into SLOTS; warps beside the one that copies widen it
-// to float16, which holds all of its numbers exactly, into the tiles that the matrix units read. Queries become float16 too, and so do
-// weights: what both lose is less than bfloat16 loses of them. Its scales are in `scale_log2` and `out_scale`.
+// An 8-bit cache (E4M3) is copied unchanged, in halves of a tile, into SLOTS. Other warps than the copying one convert it to
+// float16, which represents all of its numbers exactly, into the tiles that the matrix units read. Queries and weights also
+// become float16, with a smaller error than bfloat16. Scales are in `scale_log2` and `out_scale`.
 //
-// For long prompts triton_widened.py may have widened such a cache before: pages of a request are then contiguous from
+// For long prompts triton_widened.py may have converted such a cache before: pages of a request are then contiguous from
 // `first_pages` on, and read like a 16-bit cache. Requests with negative `first_pages` are read in codes.
 
-#define UNSEEN (-__int_as_float(0x7f800000))  // the score of a key that is not seen: minus infinity
+#define UNSEEN (-__int_as_float(0x7f800000))  // score of a masked key: minus infinity
 constexpr int PAGE = 16, ROWS = 128, CONSUMERS = 256, MAX_REQUESTS = 2048;
 
 typedef unsigned char u8;
@@ -27,7 +27,7 @@ struct Mixed {  // mixed += p[64, 16] v[16, LANES]
   static __device__ void add(float (&mixed)[LANES / 2], u32 p0, u32 p1, u32 p2, u32 p3, u64 v);
 };
 
-// Rows of 128 bytes as they lie in memory, keys along the sum: `apart` bytes from the first 64 dims to the next.
+// Rows of 128 bytes in memory order, keys along the sum: `apart` bytes from the first 64 dims to the next.
 __device__ __forceinline__ u64 operand_across(const void* tile, int apart) {
   return u64((address_of(tile) & 0x3ffff) >> 4) | u64(apart >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
@@ -68,14 +68,14 @@ __device__ __forceinline__ Vec widened(const Eight& eight) {
   return wide;
 }
 
-// Half a tile of keys or values: KEYS / 2 rows of head_size codes side by side, which become those from `first_row` on of a tile as
-// the copy engine would have swizzled it. Warps take some rows in turn: `turn` is which of these are this warp's, here and in the
+// Half a tile of keys or values: converts KEYS / 2 rows of head_size codes to the rows from `first_row` on of a tile, in the layout
+// of the copy engine's swizzle. Warps alternate by rows: `turn` selects the rows of this warp, here and in the
 // next half. Rows from `num_rows` on were never written and are zeros, as are lanes beyond the head.
 //
-// A turn's loads come before its stores, which the compiler may not turn round: both go to shared memory.
+// An iteration's loads precede its stores, an order that the compiler must keep, since both access shared memory.
 template <int LANES, int KEYS, int WIDENERS>
 __device__ __forceinline__ void widen_half(const u8* from, u8* to, int first_row, int num_rows, int head_size, int& turn) {
-  constexpr int CHUNKS = LANES / 8, AT_ONCE = 32 / CHUNKS;  // lanes that a row takes, and rows of a warp at once
+  constexpr int CHUNKS = LANES / 8, AT_ONCE = 32 / CHUNKS;  // lanes per row, and rows of a warp at once
   constexpr int LOADS = LANES == 256 ? 8 : 4, ROWS_A_TURN = LOADS * AT_ONCE, TURNS = KEYS / 2 / ROWS_A_TURN;
   const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, own_row = lane / CHUNKS;
   const bool in_head = chunk * 8 < head_size;
@@ -108,7 +108,7 @@ struct Work {  // a tile of queries of one head
   int token;            // of the first query, in the step
   int num_queries;      // of the tile, up to ROWS
   int position;         // of the first query, in the sequence
-  int first, end, keys; // tiles of keys [first, end), and the keys that there are
+  int first, end, keys; // tiles of keys [first, end), and the number of keys
 };
 
 template <int LANES, int KEYS, int Q_STAGES, int SLOTS, int WIDENERS>
@@ -124,8 +124,8 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
   constexpr int Q_BYTES = ROWS * LANES * 2, TILE_BYTES = KEYS * LANES * 2;
   extern __shared__ unsigned char unaligned[];
   __shared__ u64 q_full[Q_STAGES], q_empty[Q_STAGES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-  __shared__ u64 q_ready[Q_STAGES], slot_full[SLOTS + 1], slot_empty[SLOTS + 1];  // of codes only
-  __shared__ int upto[MAX_REQUESTS];  // tiles of queries, times heads, of a request and those before it
+  __shared__ u64 q_ready[Q_STAGES], slot_full[SLOTS + 1], slot_empty[SLOTS + 1];  // for codes only
+  __shared__ int upto[MAX_REQUESTS];  // tiles of queries, times heads, of this and all earlier requests
   __shared__ int sums_of_warps[THREADS / 32];
   __shared__ Work works[Q_STAGES];
   unsigned char* q_tiles = unaligned + (1024 - address_of(unaligned) % 1024) % 1024;
@@ -182,13 +182,13 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
   }
   __syncthreads();
   const int num_works = upto[num_requests - 1];
-  if (num_works == 0) return;  // everybody, so nobody waits and nothing was counted
+  if (num_works == 0) return;  // all blocks end, so none waits and nothing was counted
 
   if (warp >= CONSUMERS / 32) {
     give_registers<REGISTERS>();
     if (warp > CONSUMERS / 32) {
       if constexpr (CODED) {
-        int own = warp - CONSUMERS / 32 - 1, half_tile = 0;  // of rows of a half; halves so far
+        int own = warp - CONSUMERS / 32 - 1, half_tile = 0;  // of rows of a half; number of halves so far
         for (int turn = 0, tile = 0;; turn++) {
           const int q_stage = turn % Q_STAGES;
           wait_for(q_full + q_stage, turn / Q_STAGES & 1);
@@ -235,7 +235,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     int index = blockIdx.x;
     for (int turn = 0, tile = 0, half_tile = 0;; turn++) {
       const int q_stage = turn % Q_STAGES;
-      int index_after = 0;  // asked for now, wanted a turn later
+      int index_after = 0;  // requested now, used in the next iteration
       if (lane == 0) index_after = gridDim.x + atomicAdd(counters, 1);
       Work work;
       work.request = -1;
@@ -273,7 +273,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       if (work.request < 0) break;
       const int* table = tables + long(rows ? max(rows[work.request], 0) : work.request) * table_stride;
       const int kv_head = work.head / group_size, first_page = first_pages ? first_pages[work.request] : 0;
-      auto page_of = [&](int keys_tile) {  // this lane's page of the tile; beyond the keys there are zeros
+      auto page_of = [&](int keys_tile) {  // this lane's page of the tile; zeros after the last key
         const int page = keys_tile * PAGES + lane;
         if (lane >= PAGES || keys_tile < 0 || page * PAGE >= work.keys) return no_page;
         return ((first_pages ? first_page + page : table[page]) * kv_heads + kv_head) * PAGE;
@@ -318,7 +318,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       }
       index = __shfl_sync(~0u, index_after, 0);
     }
-    if (lane == 0) {  // the last block to run out of work sets the list back for the next launch
+    if (lane == 0) {  // the last block to finish resets the list for the next launch
       __threadfence();
       if (atomicAdd(counters + 1, 1) == int(gridDim.x) - 1) counters[0] = counters[1] = 0;
     }
@@ -354,7 +354,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       end_products();
     };
     float shrink[2];
-    auto soften = [&](int keys_tile) {  // scores become weights, in place; what was mixed shrinks by `shrink`
+    auto soften = [&](int keys_tile) {  // scores become weights, in place; the accumulated output is scaled by `shrink`
       const int first_key = keys_tile * KEYS + 2 * t;
       float scale = scale_log2;
       if (softcap > 0.f) {
@@ -363,7 +363,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) scores[i] = softcap - 2.f * softcap / (exp2_fast(scores[i] * inner) + 1.f);
       }
-      const bool late = (keys_tile + 1) * KEYS - 1 > work.position + group * 64;  // some key stands behind some query
+      const bool late = (keys_tile + 1) * KEYS - 1 > work.position + group * 64;  // some key is after some query
       if (late || keys_tile * KEYS <= work.position + ROWS - 1 - window) {
 #pragma unroll
         for (int c = 0; c < 2; c++) {
@@ -434,7 +434,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
       soften(keys_tile);
       wait_for_products<0>();
       if (lane == 0) arrive(v_empty + stage);
-      if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f))  // soon the largest score has been seen
+      if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f))  // the largest score is usually seen early
 #pragma unroll
         for (int i = 0; i < LANES / 2; i++) mixed[i] *= shrink[i / 2 % 2];
       pack_weights();
@@ -455,7 +455,7 @@ __device__ __forceinline__ void prefill(const TensorMap* q_map, const TensorMap*
     wait_for_products<0>();
     if (lane == 0) arrive(v_empty + tile % STAGES);
     tile++;
-    // A lane has two dims of every eight; four lanes trade so that each has eight dims of every 32, and writes 16 bytes.
+    // A lane has two dims of every eight; four lanes exchange so that each has eight dims of every 32, and writes 16 bytes.
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       u16* to = out + (long(work.token + row + 8 * c) * num_heads + work.head) * head_size;

@@ -9,9 +9,9 @@
 // words (NCCL's LL protocol, Jeaugey 2019). Larger ones are copied, with a flag for each block, and read by the peers.
 
 constexpr int MAX_RANKS = 8;
-constexpr u64 PATIENCE_NS = 120000000000ull;  // a peer that compiles takes long; one that has failed never comes
+constexpr u64 PATIENCE_NS = 120000000000ull;  // a compiling peer takes long; a failed one never arrives
 
-struct Memory {  // of each rank, at the address at which this device sees it
+struct Memory {  // of each rank, as addresses on this device
   u64 lines[MAX_RANKS];   // [2][ranks][capacity] lines
   u64 blocks[MAX_RANKS];  // [2][capacity] vectors
   u64 flags[MAX_RANKS];   // [blocks][ranks] u32
@@ -43,7 +43,7 @@ __device__ __forceinline__ u32 read_flag(const u32* flag) {
   return value;
 }
 
-// The sum so far, of words that hold two 16-bit floats or one of 32 bits.
+// Sum so far, of words with two 16-bit floats or one of 32 bits.
 template <bool WIDE>
 struct Sum {
   float low_, high_;
@@ -185,21 +185,21 @@ __device__ __forceinline__ float over_block(float value) {
   __syncthreads();
   float sum = 0.f;
   for (int warp = 0; warp < blockDim.x / 32; warp++) sum += of_warp[warp];
-  __syncthreads();  // until all have read it
+  __syncthreads();  // all threads have read it
   return sum;
 }
 
-// The next value of the residual, rounded as it is kept, of a sum that is rounded as it is where nothing else is done with it.
+// Next value of the residual, rounded as stored, from a sum that is rounded as a separate all-reduce would round it.
 __device__ __forceinline__ u32 added(u32 residual, u32 sum) { return pack(low(residual) + low(sum), high(residual) + high(sum)); }
 __device__ __forceinline__ float square(u32 word) { return low(word) * low(word) + high(word) * high(word); }
 __device__ __forceinline__ u32 normed(u32 word, float scale, u32 weight) {
   return pack(low(word) * scale * low(weight), high(word) * scale * high(weight));
 }
 
-// A block has a row of `num_lines` lines: x [rows], summed, is added to residual [rows], whose RMS norm is out [rows].
+// A block has one row of `num_lines` lines: the sum of x [rows] is added to residual [rows], whose RMS norm is out [rows].
 __device__ __forceinline__ void sum_lines_and_norm(const u32* x, u32* residual, const u32* weight, u32* out, int num_lines, float eps,
                                                    Memory memory, u32* calls, int rank, int ranks, int capacity) {
-  constexpr int MANY = 4;  // lines of a thread
+  constexpr int MANY = 4;  // lines per thread
   let_next_start();
   u32 weights[MANY][2];
 #pragma unroll
@@ -254,7 +254,7 @@ __device__ __forceinline__ void sum_lines_and_norm(const u32* x, u32* residual, 
 // The same for larger ones: a block has `per_block` rows of `width` vectors.
 __device__ __forceinline__ void sum_blocks_and_norm(const Vec* x, Vec* residual, const Vec* weight, Vec* out, int num_rows, int per_block,
                                                     int width, float eps, Memory memory, u32* calls, int rank, int ranks, int capacity) {
-  constexpr int MANY = 4;  // vectors of a row that a thread has
+  constexpr int MANY = 4;  // vectors of a row per thread
   let_next_start();
   wait_for_previous();
   const u32 call = *reinterpret_cast<volatile u32*>(calls);

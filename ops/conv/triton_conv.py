@@ -126,7 +126,7 @@ def causal_conv(
     state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """See `ops.causal_conv`. Results of padding tokens are undefined."""
+    """Compute `ops.causal_conv`. Results of padding tokens are undefined."""
     (num_tokens, channels), num_requests = x.shape, state_indices.shape[0]
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if not num_tokens:

@@ -40,7 +40,7 @@ __device__ __forceinline__ float high(u32 word) { return to_float(u16(word >> 16
 __device__ __forceinline__ float rounded(float value) { return low(pack(value, 0.f)); }
 
 // d[16, 8] += a[16, 16] b[16, 8]. With lane = 4 g + t: a0 a1 are rows g and g + 8 of columns 2t, 2t + 1, a2 a3 of columns
-// 2t + 8, 2t + 9; b0 b1 are those rows of column g; d0 d1 row g, d2 d3 row g + 8, of columns 2t, 2t + 1.
+// 2t + 8, 2t + 9; b0 b1 are the same rows of column g; d0 d1 row g, d2 d3 row g + 8, of columns 2t, 2t + 1.
 __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #ifdef FLOAT16
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_async(Vec* to, const u16* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
 __device__ __forceinline__ void end_of_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>  // batches that may still be under way
+template <int LEFT>  // batches that may still be in flight
 __device__ __forceinline__ void wait_for_batches() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
 // Prefetches bytes of a later kernel into L2 while memory is idle, divided among `count` threads of all blocks; this is thread

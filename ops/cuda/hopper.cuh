@@ -54,7 +54,7 @@ __device__ __forceinline__ u64 operand(const void* tile) {
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT>  // groups of products that may still be under way
+template <int LEFT>  // groups of products that may still be in flight
 __device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
 
 // Keeps the compiler from moving reads of sums above the wait.

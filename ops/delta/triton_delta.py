@@ -138,7 +138,7 @@ def _chunks(
 def gated_delta_rule(
     qkv: Tensor, ba: Tensor, heads: DeltaHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """See `ops.gated_delta_rule`. Results of padding tokens are undefined."""
+    """Compute `ops.gated_delta_rule`. Results of padding tokens are undefined."""
     out = torch.empty((qkv.shape[0], heads.sizes[2]), dtype=qkv.dtype, device=qkv.device)
     if not qkv.shape[0]:
         return out

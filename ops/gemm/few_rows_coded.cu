@@ -1,21 +1,21 @@
 // out [M, N] = x weight^T for few rows M, as few_rows.cu, with a weight in codes and scales. Codes become 16-bit floats in
 // registers, up to a factor or offset that is corrected in the float32 sums when scales are applied.
 //
-// A unit is 64 bytes of each of a warp's 16 rows, 16 of a lane, which are taken as parts of eight codes, each beside 16 bytes of x.
-// SEGMENTS: of a unit, each with a scale of its own, 0 where a row has one scale, which is applied behind the last unit. Scales are in
-// the queue beside the codes that they belong to. fp8: `scales` [groups, N], where a group is 2^shift segments; four bits have theirs
-// in the pieces of pieces.py. What counts is instructions: a multiprocessor has some 200 of each scheduler for a unit.
+// A unit is 64 bytes of each of a warp's 16 rows, 16 per lane, processed as parts of eight codes, each with 16 bytes of x.
+// SEGMENTS: of a unit, each with its own scale; 0 if a row has one scale, which is applied after the last unit. Scales are in
+// the queue next to their codes. fp8: `scales` [groups, N], where a group is 2^shift segments; for four bits they are
+// in the pieces of pieces.py. Instructions are the bottleneck: a multiprocessor has about 200 per scheduler and unit.
 
-struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
+struct Fp8 {  // E4M3: 16 bytes are 16 adjacent columns
   static constexpr int COLUMNS = 64, PARTS = 2, UNITS = 4;
   static constexpr bool OFFSET = false;
-  // A scale corrects half of the factor by which numbers are too small (codes.cuh), the sum the rest.
+  // A scale corrects half of the factor by which numbers are too small (codes.cuh); the sum is multiplied by the rest.
 #ifdef FLOAT16
   static constexpr float OF_SCALE = 1.f, OF_SUM = 256.f;
 #else
   static constexpr float OF_SCALE = 18446744073709551616.f, OF_SUM = 72057594037927936.f;  // 2^64 and 2^56
 #endif
-  // Bytes of `units` of a row, and of a row before others; where a lane's columns begin.
+  // Bytes of `units` of a row, and of a row before the next one; first column of a lane.
   template <int SEGMENTS>
   static constexpr int UNIT = 64;
   template <int SEGMENTS>
@@ -28,8 +28,8 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
   }
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word) * OF_SCALE; }
   static __device__ __forceinline__ float offset(u32) { return 0.f; }
-  // Two codes as signed numbers of 16 bits, moved up until the first bit of the exponent is where it belongs; the sign stays atop.
-  // (__byte_perm knows no bytes full of another's sign.)
+  // Two codes as signed 16-bit numbers, shifted up until the first exponent bit is in place; the sign stays on top.
+  // (__byte_perm cannot replicate the sign of another byte.)
   static __device__ __forceinline__ u32 two(u32 word, u32 selector) {
     u32 pair;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(word), "r"(selector));
@@ -47,7 +47,7 @@ struct Fp8 {  // E4M3: 16 bytes are 16 neighbouring columns
 struct W8 : Fp8 {  // signed bytes, likewise
   static constexpr float OF_SUM = 1.f;
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
-  // Seven bits are the end of the mantissa of codes.cuh; the sign takes off as much as the next one is worth.
+  // Seven bits become the end of the mantissa in codes.cuh; the sign subtracts the value of the next bit.
   static __device__ __forceinline__ u32 two(u32 word, u32 selector) {
     const u32 bytes = __byte_perm(word, 0, selector), below = (bytes & 0x00800080) | W4_BASE;
     u32 pair = (bytes & 0x007f007f) | W4_BASE;
@@ -63,10 +63,10 @@ struct W8 : Fp8 {  // signed bytes, likewise
   }
 };
 
-struct W4 {  // in pieces: a part is the 32 columns of a word of each lane, which has 2 t, 2 t + 1, and those 8, 16 and 24 on
+struct W4 {  // in pieces: a part is the 32 columns of a lane's word: 2 t, 2 t + 1, and these plus 8, 16 and 24
   static constexpr int COLUMNS = 128, PARTS = 4, UNITS = 2;
   static constexpr bool OFFSET = true;
-  // Numbers are too large by that of codes.cuh and by their zero points.
+  // Numbers are too large by the constant of codes.cuh and by their zero points.
 #ifdef FLOAT16
   static constexpr u32 ONES = 0x3c003c00, WIDE_BASE = 0x44800000, WIDE_SHIFT = 13;  // 1024
 #else
@@ -159,7 +159,7 @@ __device__ __forceinline__ void few_coded(const u16* x, const unsigned char* wei
   };
 #pragma unroll
   for (int i = 0; i < BATCHES; i++) fetch();
-  const u16* rows[TILES];  // those beyond the last repeat it: their products are never used
+  const u16* rows[TILES];  // rows beyond the last repeat it: their products are not used
 #pragma unroll
   for (int j = 0; j < TILES; j++) rows[j] = x + long(min(j * 8 + g, M - 1)) * K + first_unit * COLUMNS + CODES::first(t);
   wait_for_previous();
@@ -170,7 +170,7 @@ __device__ __forceinline__ void few_coded(const u16* x, const unsigned char* wei
     u32 whole[2] = {};
     if (SEGMENTS == 0) whole[0] = scales[upper_of(slab)], whole[1] = scales[upper_of(slab) + to_lower];
     for (int first = 0; first < batches * COUNT; first += COUNT) {
-      Vec values[COUNT][TILES][PARTS];  // zeros beside units beyond this warp's share, whatever the queue holds of them
+      Vec values[COUNT][TILES][PARTS];  // zeros for units beyond this warp's share, regardless of the queue's contents
 #pragma unroll
       for (int u = 0; u < COUNT; u++)
 #pragma unroll

@@ -1,9 +1,9 @@
 // Adds adapters to a tile of sums in registers: h B^T, where another kernel computes h = scale x A^T (lora/few_tokens.cu). Each
 // row of x uses the B of its own slot. One warp gathers h meanwhile; the multiplying warps add.
 //
-// h [pieces, M as sorted, PARTS * RANK] float32, whose pieces are added up here; b [N, RANK] and scale [PARTS] of each slot, `stride`
-// times 16 bytes apart (of scale: 4); order [M]: the rows as sorted; slots [M]: of each row, -1 for none; tiles [num_tiles]: slots in
-// that order, of which `used` are some row's, each once or more often; parts: of each tile of the weight, what part it is of.
+// h [pieces, M as sorted, PARTS * RANK] float32, whose pieces are summed here; b [N, RANK] and scale [PARTS] of each slot,
+// `stride` times 16 bytes apart (for scale: 4); order [M]: the rows as sorted; slots [M]: of each row, -1 for none; tiles
+// [num_tiles]: slots in that order, of which `used` occur, each once or more often; parts: the part of each tile of the weight.
 
 struct LowRank {
   const float* h;
@@ -21,7 +21,7 @@ struct Gathered {
   uint2 h[HALVES][ROWS][RANK / 4];  // scaled, in 16 bits
   int row[ROWS];                    // in sorted order
   int slot[ROWS];                   // of each row, -1 for none
-  int distinct[ROWS];               // slots that some row has, each once
+  int distinct[ROWS];               // distinct slots of the rows
   int num_distinct;
   u64 is_there;
 

@@ -28,7 +28,7 @@ struct W4Codes {
   static constexpr bool BY_TABLE = false;
   // A float32 scale without its last 8 bits, which contain the zero point.
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word & 0xffffff00); }
-  // Of 16 columns, the `step`th of a chunk, two of the first eight or of the others.
+  // Of 16 columns, the `step`th of a chunk: two of the first eight or of the last eight.
   static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
     const u32 word = codes[0].word[step / 2] >> (step % 2 * 8 + upper * 4), zeros = W4_BASE | (scale & 15) * 0x10001;
     u32 pair;
@@ -38,7 +38,7 @@ struct W4Codes {
   }
 };
 
-struct Q4Codes {  // as W4Codes, whose zero point is a half float, in the lower half of a word, and the scale one in the upper
+struct Q4Codes {  // like W4Codes, but zero point and scale are float16: in the lower and the upper half of a word
   static constexpr int VECS = 1;
   static constexpr bool BY_TABLE = false;
   static __device__ __forceinline__ float half(u32 bits) {
@@ -59,11 +59,11 @@ struct Q4Codes {  // as W4Codes, whose zero point is a half float, in the lower 
   }
 };
 
-struct W8Codes {  // signed bytes, as fp8 lie
+struct W8Codes {  // signed bytes, in the layout of fp8
   static constexpr int VECS = 2;
   static constexpr bool BY_TABLE = false;
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
-  // Seven bits are the end of such a mantissa; the sign takes off as much as the next one is worth.
+  // Seven bits become the end of such a mantissa; the sign subtracts the value of the next bit.
   static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32) {
     const u32 bytes = __byte_perm(codes[step / 4].word[step % 4], 0, upper ? 0x4342 : 0x4140);
     const u32 below = (bytes & 0x00800080) | W4_BASE;
@@ -73,7 +73,7 @@ struct W8Codes {  // signed bytes, as fp8 lie
   }
 };
 
-struct Q8Codes : W8Codes {  // and words as of Q4Codes
+struct Q8Codes : W8Codes {  // and words as in Q4Codes
   static __device__ __forceinline__ float scale(u32 word) { return Q4Codes::scale(word); }
   static __device__ __forceinline__ u32 two(const Vec (&codes)[VECS], int step, int upper, u32 scale) {
     const float zero = Q4Codes::half(scale);
@@ -84,7 +84,7 @@ struct Q8Codes : W8Codes {  // and words as of Q4Codes
   }
 };
 
-struct E2m1Codes {  // an exponent of two bits lands in the last ones of a wider one
+struct E2m1Codes {  // its two exponent bits become the lowest bits of a wider exponent
   static constexpr int VECS = 1;
   static constexpr bool BY_TABLE = false;
 #ifdef FLOAT16
@@ -101,13 +101,13 @@ struct E2m1Codes {  // an exponent of two bits lands in the last ones of a wider
   }
 };
 
-// Places of sixteen numbers of 16 bits: TABLE's words 0 to 3 are their lower bytes, 4 to 7 the upper ones (pieces.py).
+// Indices of sixteen 16-bit numbers: TABLE's words 0 to 3 are their lower bytes, 4 to 7 the upper ones (pieces.py).
 template <class TABLE>
 struct TableCodes {
   static constexpr int VECS = 1;
   static constexpr bool BY_TABLE = true;
   static __device__ __forceinline__ float scale(u32 word) { return __uint_as_float(word); }
-  // The bytes of four codes, which are the lowest nibbles of `places`: out of the first eight and out of the others, then one of both.
+  // Bytes of four codes, the lowest nibbles of `places`: from the first eight and from the last eight entries, then one of both.
   static __device__ __forceinline__ u32 bytes(const u32* table, u32 places, u32 which) {
     return out_of(out_of(table[0], table[1], places), out_of(table[2], table[3], places), which);
   }
@@ -116,13 +116,13 @@ struct TableCodes {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(places));
     return bytes;
   }
-  // Of a quarter of a chunk, two steps: pairs of the first eight columns of a step and of the others, each of which is a byte.
+  // For a quarter of a chunk, two steps: pairs of the first eight and of the last eight columns of a step, one byte each.
   static __device__ __forceinline__ void quarter(const Vec (&codes)[VECS], int quarter, u32 (&pairs)[4]) {
     constexpr u32 LOWER[4] = {TABLE::WORDS[0], TABLE::WORDS[1], TABLE::WORDS[2], TABLE::WORDS[3]};
     constexpr u32 UPPER[4] = {TABLE::WORDS[4], TABLE::WORDS[5], TABLE::WORDS[6], TABLE::WORDS[7]};
     const u32 word = codes[0].word[quarter], places = word & 0x77777777, which = word >> 1 & 0x44444444 | 0x32103210;
 #pragma unroll
-    for (int step = 0; step < 2; step++) {  // of places, those of the lower half alone count
+    for (int step = 0; step < 2; step++) {  // of `places`, only the lower half is used
       const u32 at = places >> (step * 16), of = which >> (step * 16);
       const u32 lower = bytes(LOWER, at, of), upper = bytes(UPPER, at, of);
       pairs[2 * step] = __byte_perm(lower, upper, 0x5140);
@@ -130,7 +130,7 @@ struct TableCodes {
     }
   }
 };
-struct Fp8Codes {  // what numbers are too small by is multiplied with
+struct Fp8Codes {  // factor by which numbers are too small
   static constexpr int VECS = 2;
   static constexpr bool BY_TABLE = false;
 #ifdef FLOAT16
@@ -148,8 +148,8 @@ struct Fp8Codes {  // what numbers are too small by is multiplied with
   }
 };
 
-// Chunks of 128 columns on their way from memory to the WGS warpgroups that multiply them, STAGES at a time: WGS * 64 rows of the weight
-// and ROWS of x. GATED: half the rows are gates, the others their ups.
+// Chunks of 128 columns in flight from memory to the WGS multiplying warpgroups, STAGES at a time: WGS * 64 rows of the
+// weight and ROWS of x. GATED: half the rows are gates, the rest their ups.
 template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED>
 struct Ring {
   static constexpr int PIECE = PIECE_ROWS * (CODES::VECS * 64 + GROUPS * 4), X_BYTES = ROWS * CHUNK * 2, W_BYTES = 2 * WGS * PIECE;
@@ -159,7 +159,7 @@ struct Ring {
   u64 *full, *empty;
   int stage = 0, parity = 0;
 
-  // `shared`: STAGES * (X_BYTES + W_BYTES) bytes behind the next multiple of 1024. All threads meet behind this.
+  // `shared`: STAGES * (X_BYTES + W_BYTES) bytes after the next multiple of 1024. All threads synchronise after this.
   __device__ __forceinline__ Ring(unsigned char* shared, u64* full, u64* empty) : full(full), empty(empty) {
     x_stages = shared + (1024 - address_of(shared) % 1024) % 1024;
     w_stages = x_stages + STAGES * X_BYTES;
@@ -176,11 +176,11 @@ struct Ring {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
 
-  // Of one thread: chunk `at` of a tile's rows, out of a weight of so many pieces, each of `chunks`.
+  // Called by one thread: chunk `at` of a tile's rows, of a weight of this many pieces, each of `chunks`.
   __device__ __forceinline__ void fetch_weight(const unsigned char* weight, int tile, int pieces, int chunks, int at) {
     expect_bytes(full + stage, X_BYTES + W_BYTES);
 #pragma unroll
-    for (int p = 0; p < 2 * WGS; p++) {  // those beyond the last repeat it
+    for (int p = 0; p < 2 * WGS; p++) {  // pieces beyond the last repeat it
       const int piece = min(GATED ? p % 2 * (pieces / 2) + tile * WGS + p / 2 : tile * WGS * 2 + p, pieces - 1);
       copy_bytes(w_stages + stage * W_BYTES + p * PIECE, weight + (long(piece) * chunks + at) * PIECE, PIECE, full + stage);
     }
@@ -191,9 +191,9 @@ struct Ring {
     copy_tile(to + X_BYTES / 2, x_map, full + stage, at * CHUNK + CHUNK / 2, first_row);
   }
 
-  // Of all threads that multiply: sums += the next `count` chunks, one at least.
+  // Called by all multiplying threads: sums += the next `count` chunks, at least one.
   __device__ __forceinline__ void multiply(float (&sums)[ROWS / 2], int count) {
-    // Of a warp's 16 rows the first eight are one unit of a piece, their partners another.
+    // The first eight of a warp's 16 rows are one unit of a piece, their partners another.
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, of_group = warp / 4, in_group = warp % 4;
     const int upper_row = GATED ? in_group * 8 + g : in_group % 2 * 16 + g, lower_row = GATED ? upper_row : upper_row + 8;
     const int upper_piece = of_group * 2 + (GATED ? 0 : in_group / 2), lower_piece = GATED ? upper_piece + 1 : upper_piece;
@@ -203,7 +203,7 @@ struct Ring {
     const int lower_scale = lower_piece * PIECE + PIECE_ROWS * CODES::VECS * 64 + lower_row * 4;
 
     float part[SCALED ? 1 : ROWS / 2];
-    u32 numbers[2][2][4];  // of a quarter of a chunk each
+    u32 numbers[2][2][4];  // each of a quarter of a chunk
     Vec codes[2][CODES::VECS];
     u32 scale[GROUPS][2];
     auto load_codes = [&](int stage) {
@@ -267,7 +267,7 @@ struct Ring {
           else Products<ROWS>::add(part, numbers[quarter % 2][step], of_x, at % (8 / GROUPS));
         }
         end_products();
-        // Meanwhile the next quarter becomes numbers, in the registers of the last one.
+        // Meanwhile the next quarter is converted, in the registers of the last one.
         if (quarter == 3) {
           advance();
           if (i + 1 < count) {

@@ -1,6 +1,6 @@
 // Output of a tile of sums from the registers of the multiplying warpgroups. The weight comes as pairs of eight rows, n and n +
 // 8, or gate and up (GATED: out [M, N / 2] is silu(gate) * up, or the activation of ClampedRows). A thread's sums 4 j to 4 j + 3
-// are row n of columns 8 j + 2 t and + 1, and then those of the row's partner.
+// are row n of columns 8 j + 2 t and + 1, and then the same columns of the row's partner.
 
 // Output rows of x's sums: this many rows, contiguous.
 struct Rows {
@@ -36,8 +36,8 @@ __device__ __forceinline__ void put(int j, const float (&v)[4], int pair, int N,
   }
 }
 
-// Sums [ROWS / 2] of each of THREADS, of the pair of weight rows of this warp; the `splits` blocks of a cluster add up what each
-// has of the same tile, always in the same order. `room`: in shared memory, ROWS * THREADS * 2 bytes, free in all of them.
+// Sums [ROWS / 2] of each of THREADS, of the pair of weight rows of this warp; the `splits` blocks of a cluster add their
+// sums of the same tile, always in the same order. `room`: in shared memory, ROWS * THREADS * 2 bytes, free in all of them.
 template <int ROWS, int THREADS, bool GATED, class ROWS_OUT>
 __device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsigned char* room, int pair, int N, const u16* bias,
                                            const ROWS_OUT& rows, int split, int splits) {
@@ -56,8 +56,8 @@ __device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsign
   for (int j = 0; j < ROWS / 8; j++)
     parts[j * THREADS] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
   wait_for_cluster();
-  // What other blocks have is long on its way: with many rows eight loads are begun before one is waited for. (With 64 and fewer,
-  // of which a block adds up few, that gained nothing.)
+  // Latency of other blocks' memory: with many rows eight loads are started before one is awaited. (With up to 64 rows,
+  // of which a block adds few, this gained nothing.)
   constexpr int BLOCKS = ROWS / 8, AT_ONCE = BLOCKS < 16 ? 1 : 4, OF_BLOCKS = BLOCKS < 16 ? 1 : 2;
 #pragma unroll 1
   for (int first = split; first < BLOCKS && 8 * first < rows.count; first += AT_ONCE * splits) {
@@ -80,5 +80,5 @@ __device__ __forceinline__ void write_tile(const float (&sums)[ROWS / 2], unsign
     for (int i = 0; i < AT_ONCE; i++)
       if (first + i * splits < BLOCKS) put<GATED>(first + i * splits, v[i], pair, N, bias, rows);
   }
-  meet_cluster();  // nobody leaves while others read its sums
+  meet_cluster();  // no block may exit while others read its sums
 }

@@ -75,7 +75,7 @@ __device__ __forceinline__ void tiled(const TensorMap* weight_map, const TensorM
 #pragma unroll
     for (int k = 0; k < 4; k++) Products<ROWS>::add(sums, weight + 2 * k, x + 2 * k, i + k);
     end_products();
-    wait_for_products<1>();  // so the stage before has been read
+    wait_for_products<1>();  // the previous stage has been read
     if (i > 0 && threadIdx.x % 32 == 0) arrive(empty + (i - 1) % STAGES);
   }
   wait_for_products<0>();

@@ -40,7 +40,7 @@ __device__ __forceinline__ void tiled_fp8(const TensorMap* weight_map, const flo
       auto fetch_weight = [&](int i, int stage) {
         expect_bytes(full + stage, STAGE_BYTES);
         copy_tile(stages + stage * (W_BYTES + X_BYTES), weight_map, full + stage, (first + i) * CHUNK, 0, 0, tile * (TILE / 16));
-        if constexpr (GROUPED) {  // what is read beyond N belongs to rows that nobody writes
+        if constexpr (GROUPED) {  // data beyond N belongs to rows that are not written
           float* to = scale_stages + stage * SCALES;
           const float* from = weight_scales + long(first + i) * N + tile * (GATED ? TILE / 2 : TILE);
           copy_bytes(to, from, GATED ? TILE * 2 : TILE * 4, full + stage);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void tiled_fp8(const TensorMap* weight_map, const flo
       }
       if (lane == 0) arrive(empty + stage);
     } else {
-      wait_for_products<1>();  // so the stage before has been read
+      wait_for_products<1>();  // the previous stage has been read
       if (i > 0 && lane == 0) arrive(empty + before);
       before = stage;
     }

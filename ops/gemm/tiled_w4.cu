@@ -2,8 +2,8 @@
 //
 // A block computes WGS * 64 rows of the weight by ROWS rows of x, over a share of K. One thread keeps STAGES chunks of 128
 // columns in flight, the weight's before the kernel that computes x ends; WGS warpgroups multiply. The `splits` blocks of a
-// cluster share K; blocks of the same weight rows are adjacent. REGISTERS: registers of a multiplying thread, if others must give
-// some away.
+// cluster share K; blocks of the same weight rows are adjacent. REGISTERS: registers per multiplying thread, if other threads
+// release some.
 
 template <class CODES, int ROWS, int WGS, int STAGES, int GROUPS, bool SCALED, bool GATED, int REGISTERS>
 __device__ __forceinline__ void tiled_w4(const unsigned char* weight, const TensorMap* x_map, const u16* bias, u16* out, int M,

@@ -1,9 +1,9 @@
-// Adapters of a few tokens: out += scale (x A^T) B^T, by two kernels whose time is that of reading A and B once.
+// Adapters of a few tokens: out += scale (x A^T) B^T, by two kernels that take the time of reading A and B once.
 //
-// A tile is up to 16 tokens of one adapter (triton_index.py). Each matrix instruction takes a whole tile, and its operands lie in
-// memory as lanes read them, 8 or 16 bytes at a time, so that no value ever changes lanes. A and B are asked for before the
-// kernel that computes x or the weight's own output has ended; everything that kernel wrote is then asked for at once: a program
-// waits for memory twice, once of those beside other work.
+// A tile is up to 16 tokens of one adapter (triton_index.py). Each matrix instruction processes a whole tile, and its operands are
+// in memory as lanes read them, 8 or 16 bytes at a time, so that no value ever changes lanes. A and B are requested before the
+// kernel that computes x or the weight's own output has ended; then its results are requested all at once. So a program
+// waits for memory twice, once in parallel with other work.
 //
 // slots: a [PARTS * RANK, K], b [N, RANK], scale [PARTS] float32 of each, `stride` apart, in units of 16 bytes (of 4 for scale).
 // h [pieces, T as sorted, PARTS * RANK] float32: the sums over a piece of K.
@@ -11,7 +11,7 @@
 constexpr int WARPS = 4;
 
 struct Tile {
-  int slot, first, end;  // -1: tokens without an adapter; places in the sorted order
+  int slot, first, end;  // -1: tokens without an adapter; positions in the sorted order
   bool is_there;
 };
 
@@ -107,7 +107,7 @@ __device__ __forceinline__ void load_left(u32 (&left)[RANK / 16][4], const float
   }
 }
 
-// Thirty-two columns of B, of which a lane's sums are eight neighbours, 8 t to 8 t + 7: matrix instruction j has two of each eight.
+// Thirty-two columns of B. A lane's sums are eight adjacent ones, 8 t to 8 t + 7: matrix instruction j has two of each eight.
 template <int RANK>
 struct Right {
   uint2 word[4][RANK / 16];
@@ -166,7 +166,7 @@ __device__ __forceinline__ void expand(const float* h, const u16* b, int stride,
 #pragma unroll
   for (int i = 0; i < 2; i++) rows[i] = long(order[min(places[i], tile.end - 1)]) * N;
   wait_for_previous();
-  if (scale == 0.f) return;  // the adapter leaves this part as it is
+  if (scale == 0.f) return;  // the adapter does not change this part
 
   Vec given[BLOCKS][2];
 #pragma unroll
@@ -189,7 +189,7 @@ __device__ __forceinline__ void expand(const float* h, const u16* b, int stride,
   }
 }
 
-// out [T, WIDTH] = silu(gate) up of gate_up [T, 2 WIDTH] and what adapters add, for all tokens, those without an adapter too.
+// out [T, WIDTH] = silu(gate) up of gate_up [T, 2 WIDTH] plus adapters, for all tokens, including those without an adapter.
 template <int RANK, int BLOCKS>
 __device__ __forceinline__ void expand_gated(const float* h, const u16* b, int stride, const float* scales, int stride_scale,
                                              const int* order, const int* tiles, const int* used, const u16* gate_up, u16* out,

@@ -16,7 +16,7 @@ struct ClampedRows : Rows {
   }
 };
 
-struct PairRows {  // where the sums of places go: to the row of each one's pair
+struct PairRows {  // destination of sums by place: the row of each place's pair
   static constexpr bool CLAMPED = false;
   int count;
   u16* out;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void experts_coded(const unsigned char* weight, const
                                            float alpha = 0.f, float limit = 0.f) {
   extern __shared__ unsigned char shared[];
   __shared__ u64 full[STAGES], empty[STAGES];
-  __shared__ int upto[MAX_EXPERTS];  // tiles of pairs, up to and with those of an expert
+  __shared__ int upto[MAX_EXPERTS];  // tiles of pairs of this and all earlier experts
   let_next_start();
   Ring<CODES, ROWS, WGS, STAGES, GROUPS, SCALED, FIRST> ring(shared, full, empty);
   wait_for_previous();
@@ -54,7 +54,7 @@ __device__ __forceinline__ void experts_coded(const unsigned char* weight, const
   __syncthreads();
   const int of_matrix = (N + WGS * 64 - 1) / (WGS * 64), all = upto[experts - 1] * of_matrix;
   const int pieces = N / PIECE_ROWS, chunks = (K + CHUNK - 1) / CHUNK;
-  auto find = [&](int tile) {  // the expert that has this tile of pairs
+  auto find = [&](int tile) {  // expert of this tile of pairs
     int low = 0, high = experts - 1;
     while (low < high) {
       const int middle = (low + high) / 2;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void experts_coded(const unsigned char* weight, const
         const int expert = find(i / of_matrix), place = first_place(expert, i / of_matrix);
         const unsigned char* matrix = weight + long(expert) * pieces * chunks * ring.PIECE;
         for (int chunk = 0; chunk < chunks; chunk++) {
-          wait_for(empty + ring.stage, ring.parity ^ 1);  // a barrier that nobody has used is past the phase before its first
+          wait_for(empty + ring.stage, ring.parity ^ 1);  // an unused barrier counts as being past the phase before its first
           ring.fetch_weight(matrix, i % of_matrix, pieces, chunks, chunk);
           ring.fetch_x(x_map, place, chunk);
           ring.advance();

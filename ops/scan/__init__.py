@@ -1,8 +1,8 @@
 """Scans of state space models along each sequence.
 
 A recurrent layer's state of a sequence is an entry of `states` [num_states, ...] float32, whose inner dims are contiguous.
-Request r of the step (`meta`, padded with empty ones) uses entry state_indices[r], int64, -1 for none. At the begin of a
-sequence its content counts as zeros; after the step it is the state after the request's last token."""
+Request r of the step (`meta`, padded with empty ones) uses entry state_indices[r], int64, -1 for none. At the start of a
+sequence the entry is treated as zeros; after the step it is the state after the request's last token."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def decays(decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 # Loop of reference implementations over the requests of a step: requests of one token together, longer ones one by
-# one. A request that begins its sequence starts from zeros, never from its entry of the states.
+# one. A request that starts its sequence starts from zeros instead of its entry of the states.
 def walk(
     states: Tensor, state_indices: Tensor, meta: AttentionMeta,
     single: Callable[[Tensor, Tensor], Tensor], span: Callable[[slice, Tensor], Tensor],
@@ -77,7 +77,7 @@ def walk(
 
 
 CHUNK = 64  # tokens multiplied at once
-SELECTIVE_CHUNK = 16  # tokens whose states [I, N] are kept at once
+SELECTIVE_CHUNK = 16  # tokens whose states [I, N] are in memory at once
 
 
 def state_space_scan(
@@ -87,7 +87,7 @@ def state_space_scan(
     groups, in_group = heads.num_groups, heads.num_heads // heads.num_groups
     width = groups * heads.state_size
     x, b, c = xbc.to(wide).split_with_sizes([heads.inner_size, width, width], dim=1)
-    # One more dim than heads: [T, groups, heads of a group, ...], so that B and C of a group meet all of its heads.
+    # One more dim than heads: [T, groups, heads of a group, ...], so that B and C of a group apply to all of its heads.
     x = x.unflatten(1, (groups, in_group, heads.head_size))
     b, c = (each.unflatten(1, (groups, 1, heads.state_size)) for each in (b, c))
     dt = functional.softplus(dt.to(wide) + heads.dt_bias)

@@ -16,7 +16,7 @@ EXACT = "tf32x3"
 
 @triton.jit
 def request_span(state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, request):
-    # -> its index into the states (below 0: none), its first token and the one behind its last, whether its sequence began before.
+    # -> its index into the states (below 0: none), its first token and the end, and whether its sequence started earlier.
     state_index = tl.load(state_indices_ptr + request)
     start = tl.load(query_start_loc_ptr + request)
     end = tl.load(query_start_loc_ptr + request + 1)
@@ -25,7 +25,7 @@ def request_span(state_indices_ptr, query_start_loc_ptr, seq_lens_ptr, request):
 
 @triton.jit
 def softplus(x):
-    # log(1 + e) loses e's digits where e is small; log(u) * e / (u - 1) has them (Kahan).
+    # log(1 + e) loses digits for small e; log(u) * e / (u - 1) does not (Kahan).
     e = tl.exp(tl.minimum(x, 20.0))
     u = 1.0 + e
     return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0))))

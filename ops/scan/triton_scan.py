@@ -108,7 +108,7 @@ def _chunks(
 def state_space_scan(
     xbc: Tensor, dt: Tensor, heads: ScanHeads, states: Tensor, state_indices: Tensor, meta: AttentionMeta
 ) -> Tensor:
-    """See `ops.state_space_scan`. Results of padding tokens are undefined."""
+    """Compute `ops.state_space_scan`. Results of padding tokens are undefined."""
     out = torch.empty((xbc.shape[0], heads.inner_size), dtype=xbc.dtype, device=xbc.device)
     if not xbc.shape[0]:
         return out

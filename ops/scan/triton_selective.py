@@ -53,7 +53,7 @@ def selective_scan(
     x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, gate: Tensor, states: Tensor, state_indices: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """See `ops.selective_scan`. Results of padding tokens are undefined."""
+    """Compute `ops.selective_scan`. Results of padding tokens are undefined."""
     (num_tokens, channels), state_size = x.shape, a.shape[1]
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     if num_tokens:

@@ -1,4 +1,4 @@
-"""Measured numbers by which kernels and tiles are chosen: one file per device, not in code.
+"""Tuning: measured numbers by which kernels and tiles are chosen, in one file per device instead of in code.
 
 `of(device)` reads the file once and caches it. A device without a file gets default.json's numbers, and a log line."""
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("oneloop.ops")
 
-_INTERPRETED = 4  # multiprocessors of what is none: few, so that Triton's interpreter does not run idle programs
+_INTERPRETED = 4  # multiprocessors without a device: few, so that Triton's interpreter runs no idle programs
 
 
 @functools.cache
 def of(device: torch.device) -> Tuning:
     """Return the tuning of a CUDA device, by its name and number of multiprocessors; default.json's for other devices."""
-    from ops.tuning.files import DEFAULT, read  # their types take as long to make as all else of ops
+    from ops.tuning.files import DEFAULT, read  # importing its types takes as long as importing all of ops
 
     if device.type != "cuda":
         return read(DEFAULT).tuning(_INTERPRETED)

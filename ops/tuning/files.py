@@ -1,4 +1,4 @@
-"""Tuning files: JSON of the shape that numbers.py declares, checked entry by entry."""
+"""Tuning files: JSON in the form that numbers.py declares, checked entry by entry."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DEFAULT = "default"
 class TuningFile(Groups, frozen=True):
     """Contents of a tuning file.
 
-    `devices`: device names as drivers report them, as prefixes. `multiprocessors` of the device: None for any number.
-    `measured` and `not_measured`: notes for people. `like`: another file, whose groups are the defaults."""
+    `devices`: prefixes of device names as reported by drivers. `multiprocessors`: of the device, None for any number.
+    `measured` and `not_measured`: notes for users. `like`: another file, whose groups are the defaults."""
 
     devices: tuple[str, ...]
     multiprocessors: Count | None

@@ -1,6 +1,6 @@
-"""Numbers that are measured on a device and decide which kernel runs: meaning, unit, and how each was measured.
+"""Numbers that are measured on a device and select kernels: meaning, unit, and how each was measured.
 
-The values are in *.json beside this file; here are the types. What no measurement decides stays with its kernel. No number
+The types are here; the values are in *.json in this folder. Numbers that need no measurement are in their kernels. No number
 changes a result beyond the order of a sum."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Numbers(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PaddedProduct(Numbers, frozen=True):
-    """Numbers of rows that cuBLAS multiplies by a weight [out_features, in_features] more slowly than `as_rows`."""
+    """Range of row counts for which cuBLAS is faster with `as_rows` rows, for a weight [out_features, in_features]."""
 
     out_features: Count
     in_features: Count
@@ -28,43 +28,37 @@ class PaddedProduct(Numbers, frozen=True):
 
 class LinearTuning(Numbers, frozen=True):
     """Thresholds that choose the kernel of a linear layer [out_features, in_features] by rows of x. Measured in a captured
-    graph over whole layers of the 0.6B, 1.7B and 8B shapes (tests/benches/ops/cuda.py): where cuBLAS cannot fill the device
-    with its tiles, and where it needs a second launch for the activation."""
+    graph over whole layers of the 0.6B, 1.7B and 8B shapes (tests/benches/ops/cuda.py): cuBLAS is slower if its tiles do not
+    fill the device, and if it needs a second launch for the activation."""
 
-    max_streamed_rows: Count  # rows up to which few_rows.cu, a stream of the weight, wins at every size
-    small_weight: Count  # elements up to which a weight is streamed at as many rows as few_rows.cu takes
+    max_streamed_rows: Count  # maximum rows for which few_rows.cu is the fastest at every size
+    small_weight: Count  # maximum elements of a weight that few_rows.cu computes for all of its row counts
     narrow_out_features: (
-        Count  # out features up to which cuBLAS leaves the device half empty: tiled.cu takes all its rows
+        Count  # maximum out features with which cuBLAS leaves the device half empty: tiled.cu computes all its rows
     )
-    huge_out_features: Count  # out features, as of a vocabulary's head, from which tiled.cu wins again
-    max_tiled_rows: (
-        Count  # rows up to which it does, and where a gate's activation is in the same launch, and for small weights
-    )
-    shallow_in_features: Count  # in features below which cuBLAS wins back small weights ...
-    max_shallow_rows: Count  # ... up to so many rows
-    max_ahead_bytes: Count | None  # read next that a kernel of few rows brings into the second-level cache; None: none
-    max_tiled_rows_plus: (
-        Count  # rows up to which tiled.cu adds what adapters add where it ends, instead of kernels behind it
-    )
-    max_split_blocks: Count  # blocks of tiled.cu up to which K is cut in two: a cluster's barriers cost more beyond
-    # 448 rows of 8B's gate and up take cuBLAS 267 us, by a tile of 512 x 64, and padded to 464 161; 832 rows of 32B's down 469
+    huge_out_features: Count  # out features, as of a vocabulary's head, from which tiled.cu is faster again
+    max_tiled_rows: Count  # maximum rows for it, for gated layers (activation in the same launch) and for small weights
+    shallow_in_features: Count  # in features below which cuBLAS is faster for small weights ...
+    max_shallow_rows: Count  # ... up to this number of rows
+    max_ahead_bytes: Count | None  # bytes of the next weight that kernels of few rows prefetch into L2; None: none
+    max_tiled_rows_plus: Count  # maximum rows for which tiled.cu adds adapters at its end, instead of separate kernels
+    max_split_blocks: Count  # maximum blocks of tiled.cu for splitting K in two: beyond, a cluster's barriers cost more
+    # 448 rows of 8B's gate and up take cuBLAS 267 us, with a tile of 512 x 64, and padded to 464 161; 832 rows of 32B's down 469
     # and 329.
     padded: tuple[PaddedProduct, ...]
 
 
 class CodedTuning(Numbers, frozen=True):
-    """Linear layers whose weight is in codes and scales (gemm/coded.py), measured by tests/benches/ops/coded.py."""
+    """Thresholds of linear layers with weights in codes and scales (gemm/coded.py), measured by tests/benches/ops/coded.py."""
 
-    min_widened_rows: (
-        Count  # rows from which on a weight in four bits that Triton reads becomes plain numbers first ...
-    )
-    small_weight: Count  # ... and elements up to which it does at any number of rows
-    max_streamed_rows: Count  # rows up to which few_rows_coded.cu beats tiled_w4.cu for four bits ...
-    max_streamed_out_features: Count  # ... where there are so few out features that those tiles need clusters
-    max_tiled_rows: Count  # rows up to which tiled_w4.cu is quicker than plain numbers
-    max_rounded_rows: Count  # rows up to which tiled_fp8.cu beats cuBLAS ...
-    narrow_out_features: Count  # ... and out features up to which cuBLAS leaves the device half empty
-    max_narrow_rows: Count  # up to so many rows
+    min_widened_rows: Count  # rows from which a 4-bit weight for Triton is dequantised first ...
+    small_weight: Count  # ... and elements up to which it is at any number of rows
+    max_streamed_rows: Count  # maximum rows for which few_rows_coded.cu is faster than tiled_w4.cu with 4-bit codes ...
+    max_streamed_out_features: Count  # ... with so few out features that those tiles need clusters
+    max_tiled_rows: Count  # maximum rows for which tiled_w4.cu is faster than plain numbers
+    max_rounded_rows: Count  # maximum rows for which tiled_fp8.cu is faster than cuBLAS ...
+    narrow_out_features: Count  # ... and maximum out features with which cuBLAS leaves the device half empty
+    max_narrow_rows: Count  # up to this number of rows
 
 
 class DecodeBlock(Numbers, frozen=True):
@@ -75,21 +69,21 @@ class DecodeBlock(Numbers, frozen=True):
 
 
 class DecodeTuning(Numbers, frozen=True):
-    """decode.cu, by pairs of request and kv head. Measured with contexts of 576 keys, and with mixed ones of 100 to 2048 keys, the
-    longest first: wide blocks even out long contexts, narrow ones are quicker where pairs fill the device twice or three times, few
-    pairs get a cluster of blocks each. Where pairs fill the device many times, blocks that start beside a linear layer of four bits
-    gain nothing and the rest take longer (8B in steps, us a layer behind qkv, 256, 512, 1,024 and 2,048 pairs: 22.7, 46.9, 91.6 and
-    180, and 24.0, 45.3, 78.2 and 164 if none starts early; the layer of 512 pairs is 2 % quicker where they do)."""
+    """Numbers of decode.cu, by pairs of request and kv head. Measured with contexts of 576 keys, and with mixed ones of 100
+    to 2048 keys, longest first. Wide blocks balance long contexts; narrow ones are faster if pairs fill the device two or
+    three times; few pairs get a cluster of blocks each. If pairs fill the device many times, an early start next to a 4-bit
+    linear layer is slower (8B, us per layer after qkv, for 256, 512, 1,024 and 2,048 pairs: 22.7, 46.9, 91.6 and 180 with
+    early start, 24.0, 45.3, 78.2 and 164 without; the whole layer with 512 pairs is 2 % faster with it)."""
 
     wide: DecodeBlock
     narrow: DecodeBlock
-    narrow_bytes: DecodeBlock  # of caches of eight bits, for any number of pairs from the first on
-    head_size_256: DecodeBlock  # at any number of pairs
-    min_narrow_pairs: Count  # the first number of pairs that narrow blocks take
-    max_narrow_pairs: Count  # and the last, of caches in 16 bits
-    clustered_pairs: Count  # a pair gets this over the number of pairs, rounded down, blocks, one at least
-    max_early_pairs: Count  # pairs up to which blocks may start while the kernel before is not done
-    max_splits: Count  # blocks of a pair
+    narrow_bytes: DecodeBlock  # for 8-bit caches, for at least `min_narrow_pairs` pairs
+    head_size_256: DecodeBlock  # for any number of pairs
+    min_narrow_pairs: Count  # minimum pairs for narrow blocks
+    max_narrow_pairs: Count  # maximum pairs for narrow blocks, of 16-bit caches
+    clustered_pairs: Count  # blocks per pair: this divided by the number of pairs, rounded down, at least one
+    max_early_pairs: Count  # maximum pairs for which blocks may start before the previous kernel ends
+    max_splits: Count  # maximum blocks per pair
 
 
 class QueryTiles(Numbers, frozen=True):
@@ -112,10 +106,10 @@ class KeySplits(Numbers, frozen=True):
 
 
 class PagedTuning(Numbers, frozen=True):
-    """Paged attention in Triton, by lanes of a head (its size, up to a power of two): 64, 128, 256."""
+    """Numbers of paged attention in Triton, by lanes of a head (its size, rounded up to a power of two): 64, 128, 256."""
 
-    prefill: dict[int, QueryTiles]  # 16-bit queries, where tiles fill the device
-    small_prefill: dict[int, QueryTiles]  # where `prefill` would leave multiprocessors idle
+    prefill: dict[int, QueryTiles]  # 16-bit queries, if tiles fill the device
+    small_prefill: dict[int, QueryTiles]  # if `prefill` would leave multiprocessors idle
     float32_prefill: dict[int, QueryTiles]
     decode: dict[int, KeySplits]
 
@@ -126,9 +120,7 @@ class WithinStepTuning(Numbers, frozen=True):
     of 61 with 128 keys and 8 warps."""
 
     full: dict[int, QueryTiles]
-    biased: (
-        QueryTiles  # with a bias by distance, whose tile of float32 takes shared memory, too; at any number of lanes
-    )
+    biased: QueryTiles  # with a bias by distance, whose float32 tile also needs shared memory; for any number of lanes
 
 
 class LatentTiles(Numbers, frozen=True):
@@ -142,7 +134,7 @@ class LatentTiles(Numbers, frozen=True):
 
 
 class LatentTuning(Numbers, frozen=True):
-    """Latent attention in Triton: 16-bit and float32, one query and many."""
+    """Numbers of latent attention in Triton: 16-bit and float32, one query and many."""
 
     prefill: LatentTiles
     decode: LatentTiles
@@ -157,10 +149,10 @@ class AttentionTuning(Numbers, frozen=True):
     Triton kernel, whose smaller tiles can hold all heads of a group. Measured by tests/benches/ops/prefill.py."""
 
     min_prefill_queries: Count
-    min_widened_queries: Count  # of a row, from which what it sees of a cache of fp8 is widened before prefill.cu, once
-    max_widened_bytes: Count  # in 16 bits, of all that is widened at once
-    max_splits: Count  # of one context over Triton's programs: more cost more to join than they save
-    programs_per_multiprocessor: Count  # that a context is split to reach
+    min_widened_queries: Count  # queries of a row from which its fp8 context is converted once before prefill.cu
+    max_widened_bytes: Count  # maximum 16-bit bytes that are converted at once
+    max_splits: Count  # maximum splits of a context in Triton: more cost more to join than they save
+    programs_per_multiprocessor: Count  # target for splitting contexts
     paged: PagedTuning
     within_step: WithinStepTuning
     latent: LatentTuning
@@ -193,22 +185,20 @@ class ExpertTuning(Numbers, frozen=True):
 
 
 class SamplingTuning(Numbers, frozen=True):
-    """Sampling in Triton, over rows of logits."""
+    """Numbers of sampling in Triton, for rows of logits."""
 
-    pool: Count  # logits that the program which filters a row holds in registers
-    prepare_programs: Count  # of the pass that adjusts all rows, about: some four a multiprocessor
-    tiles: tuple[Count, ...]  # logits of a program, falling: the first that leaves `min_programs` programs, or the last
-    min_programs: Count  # some two a multiprocessor
+    pool: Count  # logits that the filtering program of a row keeps in registers
+    prepare_programs: Count  # approximate programs of the pass that adjusts all rows: about four per multiprocessor
+    tiles: tuple[Count, ...]  # logits per program, descending: the first with `min_programs` programs, or the last
+    min_programs: Count  # about two per multiprocessor
 
 
 class RecurrentTuning(Numbers, frozen=True):
-    """Recurrent layers in Triton: sizes of one program, with its warps. `single`: for requests of one token in the step."""
+    """Recurrent layers in Triton: sizes of one program, and its warps. `single`: for requests of one token in the step."""
 
     conv_tokens: Count
     conv_channels: Count
-    scan_rows: (
-        Count  # Mamba-2: dims of a head of a state of [rows, 128]; 64 are what the warps keep beside the tiles it meets
-    )
+    scan_rows: Count  # Mamba-2: dims of a head, of a state [rows, 128]; warps can keep 64 besides the tiles
     scan_warps: Count
     single_scan_rows: Count
     single_scan_warps: Count
@@ -219,7 +209,7 @@ class RecurrentTuning(Numbers, frozen=True):
     single_delta_columns: Count
     single_delta_warps: Count
     chunk: Count  # tokens multiplied at once
-    float32_chunk: Count  # of three products each, whose parts are in shared memory at the same time
+    float32_chunk: Count  # of three products each, whose parts are in shared memory together
 
 
 class Groups(Numbers, frozen=True):

@@ -114,7 +114,7 @@ class EveryEvent:
             raise error
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
-        """See `SharedEvent`."""
+        """Call `call` once the event has passed, see `SharedEvent`."""
         left, alone, has_passed = len(self._events), list[BaseException](), False
 
         def one(number: int, error: BaseException | None) -> None:

@@ -64,7 +64,7 @@ class CudaEvent:
         await asyncio.shield(self._future)
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
-        """See `SharedEvent`."""
+        """Call `call` once the work has run, see `SharedEvent`."""
         self._future.add_done_callback(lambda future: call(future.exception()))
 
 
@@ -141,7 +141,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if is_remote(device) else None
 
     def run(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
-        """See `Lane.beside`."""
+        """Run work in parallel with steps, see `Lane.beside`."""
         ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._worker.enqueue(partial(self._enqueue, work, ended))
         return ended

@@ -186,7 +186,7 @@ class CTranslate2Checkpoint:
         return rows.variable.nbytes * rows.shape[0] // max(1, rows.variable.shape[0])
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """See `stream.TensorReader`."""
+        """Read the values of rows, see `stream.TensorReader`."""
         rows = self._rows[name]
         first = rows.first + start
         values = self._file.read(rows.variable, first, first + len(out))
@@ -211,11 +211,11 @@ class CTranslate2Checkpoint:
         return {"weight": codes, "scales": scales.reshape(-1, 1).view(np.uint8)}
 
     def whole(self, name: str) -> bool:
-        """See `stream.TensorReader`."""
+        """Return False: rows can be read separately."""
         return False
 
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """See `stream.TensorReader`."""
+        """Return columns of stored rows, see `stream.TensorReader`."""
         return {**arrays, "weight": arrays["weight"][:, slice(*span)]}
 
     def _scale(self, scale: _Variable, first: int, count: int) -> Array:
