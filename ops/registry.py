@@ -1,7 +1,7 @@
 """Choice of the kernel of each op: made once per shape class, stored, and reported.
 
 A kernel returns why it does not support a shape class, or None. The first kernel that does is chosen, so an op lists the
-fastest first and its torch reference last. The registry knows no tensor and no backend."""
+fastest first and its torch reference last. The registry is independent of tensors and backends."""
 
 from __future__ import annotations
 

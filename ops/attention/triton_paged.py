@@ -33,7 +33,7 @@ def keys_at(
     table_ptr, begin, context, kv_head, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    # Where keys begin .. begin + TILE (begin a multiple of TILE) lie in a cache [blocks, KV_HEADS, BLOCK, HEAD], in elements.
+    # Offsets of keys begin .. begin + TILE (begin a multiple of TILE) in a cache [blocks, KV_HEADS, BLOCK, HEAD], in elements.
     each = tl.arange(0, TILE)
     key = begin + each
     if TILE % BLOCK == 0:  # only `begin` changes from tile to tile
@@ -77,7 +77,7 @@ def fold(scores, v, best, total, mixed, scale_log2, PRECISION: tl.constexpr):
 
 @triton.jit
 def with_sink(total, best, sinks_ptr, head, is_head):
-    # The softmax's sums [rows], taken against `best` in base 2, with each row's sink among the scores.
+    # The softmax's sums [rows], relative to `best` in base 2, with each row's sink among the scores.
     if sinks_ptr is not None:
         total += tl.exp2(tl.load(sinks_ptr + head, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634 - best)
     return total
@@ -159,7 +159,7 @@ class Limits(TypedDict):
 
 @triton.jit
 def _capped(scores, scale_log2, SOFTCAP: tl.constexpr):
-    # SOFTCAP * tanh(scores * scale / SOFTCAP), in the units that `fold` wants: with a scale of LOG2E.
+    # SOFTCAP * tanh(scores * scale / SOFTCAP), in the units of `fold`: with a scale of LOG2E.
     return SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(scores * (scale_log2 * (2.0 / SOFTCAP))) + 1.0)
 
 
@@ -256,7 +256,7 @@ def _extend(
 ):  # fmt: skip
     # One program per (request, kv head, tile of TOKENS queries, query head), or one for the whole group when it is packed (PACK
     # > 1, a power of two >= GROUP); row m of the product is query m // PACK of the tile and head m % PACK of the group.
-    # The grid is an upper bound: a program finds its request by counting tiles, and those past the last tile have none.
+    # The grid is an upper bound: a program finds its request by counting tiles; programs after the last tile have none.
     program = tl.program_id(0)
     SHARES: tl.constexpr = GROUP if PACK == 1 else 1
     wait_for_previous(PDL)

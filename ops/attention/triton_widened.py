@@ -35,7 +35,7 @@ def _widen(
     min_queries, max_pages,
     SIZE: tl.constexpr, NUMBERS: tl.constexpr, LANES: tl.constexpr, REQUESTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # Pages of NUMBERS numbers, SIZE keys each, of requests of at least min_queries queries -> those of one behind those of another.
+    # Pages of NUMBERS numbers, SIZE keys each, of requests of at least min_queries queries -> contiguous pages, by request.
     wait_for_previous(PDL)
     program = tl.program_id(0)
     each = tl.arange(0, REQUESTS)

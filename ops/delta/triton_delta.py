@@ -62,7 +62,7 @@ def _one_token(
 
 @triton.jit
 def _inverse(system, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
-    # system [CHUNK, CHUNK], whose part below the diagonal counts, and ones on it -> the inverse of that.
+    # system [CHUNK, CHUNK], read below the diagonal, with ones on it -> its inverse.
     row = tl.arange(0, CHUNK)[:, None]
     col = tl.arange(0, CHUNK)[None, :]
     inverse = tl.where(row == col, 1.0, 0.0)

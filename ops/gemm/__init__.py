@@ -28,8 +28,7 @@ def _each_is_read(case: ShapeClass) -> str | None:
 
 
 def _prepare_each(stored: Stored) -> LinearWeight:
-    """Prepare parts in several formats. Quantised parts use the activations' type of plain parts beside them, or the
-    device's."""
+    """Prepare parts in several formats. Quantised parts use the activations' dtype of the plain parts, or the device's."""
     parts = parts_of(stored)
     dtype = next((part.format.dtype for part in parts if part.format.dtype is not None), torch.bfloat16)
     return SideBySide(stored, lambda run: prepare_linear(run, dtype))

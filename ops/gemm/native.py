@@ -1,6 +1,6 @@
 """Linear layers by oneloop_native: the weight packed once into panels of 16 output columns, its only copy.
 
-float32, bfloat16 and float16 weights give the same bits as their values would in float32: each output is one chain of fused
+float32, bfloat16 and float16 weights yield the same bits as their values in float32: each output is one chain of fused
 multiply-adds over K in order. Quantised weights stay in blocks of 32: activations are rounded to eight bits in the same
 blocks, products are summed exactly, and one chain of multiply-adds runs over the blocks. 16-bit rounding, to 14 used bits,
 works alike. In all cases nothing depends on the number of tokens in the step."""

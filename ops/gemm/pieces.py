@@ -65,7 +65,7 @@ class Tile:
 def tile_of(
     codes: WeightFormat, rows: int, wgs: int, blocks: int, scaled: bool, groups: int, gated: bool, spare_bytes: int = 0
 ) -> Tile:  # fmt: skip
-    """Return a tile with as many stages as fit beside `spare_bytes` of each block."""
+    """Return a tile with as many stages as fit in shared memory in addition to `spare_bytes` per block."""
     stages = warpgroups.stages(_stage_bytes(codes, rows, wgs, groups), blocks, spare_bytes)
     return Tile(codes, rows, wgs, stages, blocks, groups, scaled, gated)
 

@@ -76,7 +76,7 @@ def table(kind: WeightFormat, device: torch.device) -> Tensor:
 
 @triton.jit
 def numbers(codes, word, KIND: tl.constexpr, dtype: tl.constexpr):
-    # Codes [COLUMNS, DEPTH] of fp8, w8 or w4 and their words [COLUMNS] -> numbers, and the scale that their sum meets.
+    # Codes [COLUMNS, DEPTH] of fp8, w8 or w4 and their words [COLUMNS] -> numbers, and the scale of their sum.
     if KIND == "w4":
         zero = (word & 15).to(tl.float32)
         scale = (word & -256).to(tl.float32, bitcast=True)
@@ -109,7 +109,7 @@ def worth(codes, table_ptr, KIND: tl.constexpr):
 def _of_groups(
     fine_at, coarse_at, group, STRIDE: tl.constexpr, PER: tl.constexpr, SUPERS: tl.constexpr, E4M3: tl.constexpr
 ):
-    # [columns, groups]: what is to be multiplied with the numbers of a group, or to be taken off them.
+    # [columns, groups]: factor of a group's numbers, or amount to subtract from them.
     found = tl.load(fine_at[:, None] + (group * STRIDE)[None, :])
     if E4M3:  # as e2m1; scales have no sign
         found = (found.to(tl.int32) << 7).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -126,7 +126,7 @@ def decoded(
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     # codes [COLUMNS, WIDTH] of places begin .. begin + WIDTH -> numbers in float32. *_at [COLUMNS]: of the first group;
-    # the next is STRIDE on. Groups are whole parts of WIDTH or whole times as many.
+    # the next is STRIDE on. Group sizes are divisors or multiples of WIDTH.
     GROUP: tl.constexpr = IN // GROUPS
     PER_TILE: tl.constexpr = WIDTH // GROUP if GROUP < WIDTH else 1
     PER: tl.constexpr = GROUPS // SUPERS if SUPERS > 0 else 1
@@ -150,7 +150,7 @@ def columns_of(at, begin, DEPTH: tl.constexpr, IN: tl.constexpr, WHOLE: tl.const
 
 @triton.jit
 def half_chunks(weight_at, step, DEPTH: tl.constexpr, KIND: tl.constexpr):
-    # Bytes [rows, DEPTH] of four bits: the codes of DEPTH columns, and of those 64 on.
+    # Bytes [rows, DEPTH] of four bits: the codes of DEPTH columns, and of the columns 64 later.
     both = tl.load(weight_at[:, None] + (step * DEPTH + tl.arange(0, DEPTH))[None, :])
     return both if KIND == "w4" else both.to(tl.int32)
 

@@ -17,7 +17,7 @@ _MAX_LANES, _MAX_LANES_OF_ROW = 4096, 16384  # the second applies to rows that a
 
 @triton.jit
 def _taken(at, inside, IN: tl.constexpr, GATED: tl.constexpr):
-    # What is to be rounded, in float32. GATED: silu of it times what lies IN further on, as who writes that would have rounded it.
+    # Numbers to quantise, in float32. GATED: silu of them times the numbers IN later, rounded as if written to memory.
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         x = activated(x, "silu") * tl.load(at + IN, mask=inside, other=0.0).to(tl.float32)
@@ -28,7 +28,7 @@ def _taken(at, inside, IN: tl.constexpr, GATED: tl.constexpr):
 @triton.jit
 def _round(x_ptr, out_ptr, scale_ptr, IN: tl.constexpr, LANES: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr,
            GATED: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    # One program a row, at once if LANES are as many, else in two passes; x [rows, IN], of GATED [rows, 2 * IN]; scales [rows].
+    # One program per row, in one pass if LANES cover it, else in two; x [rows, IN], if GATED [rows, 2 * IN]; scales [rows].
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     x_at = x_ptr + row * (2 * IN if GATED else IN)
     wait_for_previous(PDL)
@@ -53,7 +53,7 @@ def _round(x_ptr, out_ptr, scale_ptr, IN: tl.constexpr, LANES: tl.constexpr, MOS
 def _round_groups(x_ptr, out_ptr, scale_ptr, stride, IN: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
                   LANES: tl.constexpr, MOST: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
                   PDL: tl.constexpr):  # fmt: skip
-    # One program GROUPS groups of a row, each of LANES lanes at least as many as columns; scales [groups, stride].
+    # One program per GROUPS groups of a row, each of LANES lanes, at least its columns; scales [groups, stride].
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     lane = tl.arange(0, LANES)

@@ -19,7 +19,7 @@ def as_stored(x, cache_ptr, per_scale):
 
 @triton.jit
 def int8_scale(largest, broken):
-    # What the numbers of a head are times (eight_bits.py); `broken` is NaN where one of them is no number, else 0.
+    # The scale of a head's numbers (eight_bits.py); `broken` is NaN if one of them is NaN or infinite, else 0.
     return largest / 127.0 + broken
 
 

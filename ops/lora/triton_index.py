@@ -32,7 +32,7 @@ def _index(
     slots_ptr, order_ptr, tiles_ptr, used_ptr, num_tokens, num_tiles,
     NUM_SLOTS: tl.constexpr, SLOT_LANES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    # slots [tokens] -> order [tokens], tiles [3, num_tiles], used [2]; the last program has the tiles, the others tokens.
+    # slots [tokens] -> order [tokens], tiles [3, num_tiles], used [2]; the last program computes tiles, the others tokens.
     lane = tl.arange(0, LANES)
     if tl.program_id(0) < tl.num_programs(0) - 1:
         token = tl.program_id(0) * LANES + lane

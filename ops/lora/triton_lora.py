@@ -93,7 +93,7 @@ def _added(
 
 @triton.jit
 def _matrix(b_ptr, stride_b, slot, column, end, RANK: tl.constexpr):
-    # Rows `column`, those before `end`, of the slot's b [outputs, RANK]; zeros where there is no slot.
+    # Rows `column`, if below `end`, of the slot's b [outputs, RANK]; zeros without a slot.
     at = b_ptr + tl.maximum(slot, 0).to(tl.int64) * stride_b + column * RANK
     wanted = column < tl.where(slot >= 0, end, 0)
     return tl.load(at[:, None] + tl.arange(0, RANK)[None, :], mask=wanted[:, None], other=0.0)

@@ -26,7 +26,7 @@ from ops.tuning.numbers import ProductTiles
 
 @triton.jit
 def find(starts_ptr, tile, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
-    # starts [EXPERTS + 1]. The expert that has the tile, EXPERTS or more if none has, and how many of its tiles come
+    # starts [EXPERTS + 1]. Returns the expert of the tile, EXPERTS or more if there is none, and the number of its tiles
     # before it.
     expert = tl.arange(0, LANES)
     inside = expert < EXPERTS

@@ -26,7 +26,7 @@ def sample(
     drafts: Drafts | None = None, masks: Masks | None = None,
 ) -> Tensor:  # fmt: skip
     """Sample one id per row of logits [L, V], as [L] int64. `tables` has the parameters of row sample_rows[l] (int32; -1:
-    none); sample_positions[l] (int64) is the token's index. Unusable logits give -1. Writes last_ids[row] and the rows'
+    none); sample_positions[l] (int64) is the token's index. Unusable logits yield -1. Writes last_ids[row] and the rows'
     counts. Rows are distinct unless there are `drafts`; `masks` replace the tables' masks."""
     run = _sample.runs[logits.device, logits.dtype]
     return run(logits, sample_rows, sample_positions, last_ids, tables, drafts, masks)

@@ -37,8 +37,8 @@ def noise_keys(seed_low: int, seed_high: int, position: int) -> tuple[int, int]:
 def gumbel(ids: Tensor | int, keys: tuple[int, int]) -> Tensor:
     """Return the noise of token ids [N] int32, or of all ids below an int `ids`: [N] float32, -2.9 to 22.2.
 
-    E = -log(1 - v) is exponential for uniform v, and -log(E) Gumbel. v has 31 bits and full precision near 0, which gives
-    the large noise by which rare tokens win: one of probability 1e-8 is still drawn in proportion."""
+    E = -log(1 - v) is exponential for uniform v, and -log(E) Gumbel. v has 31 bits and full precision near 0, which yields
+    the large noise by which rare tokens win: one of probability 1e-8 is still sampled in proportion."""
     x = (_spread(ids) if isinstance(ids, int) else ids * _signed(GOLDEN)) + _signed(keys[0])
     shifted = torch.empty_like(x)
     _xor_shift(x, 16, shifted)

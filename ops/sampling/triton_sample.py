@@ -169,8 +169,8 @@ def _prepare(
     DRAFTS: tl.constexpr, MASKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # logits [R, stride]; adjusted [R, V] float32; group_max, group_mass [R, GROUPS] float32: a group's largest
-    # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most rows want none of this, and
-    # ten thousand programs take ten microseconds to find that out.
+    # logit and its sum of exp((logit - largest) / temperature). Several tiles per program: most rows need none of this, and
+    # ten thousand programs take ten microseconds to detect that.
     wait_for_previous(PDL)
     index = tl.program_id(1).to(tl.int64)
     record_ptr, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)
@@ -359,7 +359,7 @@ def _accept(
     rows_ptr, positions_ptr, records_ptr, counts_ptr, last_ids_ptr, draft_ids_ptr, num_computed_ptr, ids_ptr,
     num_logits_rows, V: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # One program per logits row, of which those do something that are their row's first: see `Drafts`.
+    # One program per logits row; only the first logits row of each row does work: see `Drafts`.
     wait_for_previous(PDL)
     index = tl.program_id(0).to(tl.int64)
     _, row, flags = _record(rows_ptr, positions_ptr, records_ptr, index)

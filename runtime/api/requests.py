@@ -158,7 +158,7 @@ class PreparedPrompt:
 class Adapter:
     """LoRA adapter.
 
-    `key`: identifies this version, also in the prefix cache; reloading under the same name gives another key. `path`: its
+    `key`: identifies this version, also in the prefix cache; reloading under the same name creates another key. `path`: its
     folder. `base`: the base model, by its author. `max_rank`: the largest rank of its matrices. `num_parameters`: their
     total size. `created`: seconds since the epoch."""
 

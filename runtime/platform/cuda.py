@@ -342,7 +342,7 @@ def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
 
 
 def _has_axes(model: Model) -> bool:
-    """Return whether media may give tokens positions other than their index (M-RoPE)."""
+    """Return whether tokens may have positions that differ from their index, because of media (M-RoPE)."""
     return model.encoder is not None and model.encoder.spec.rope_positions is not None
 
 

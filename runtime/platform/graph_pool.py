@@ -1,10 +1,10 @@
 """Graph pool: captured steps by shape, so that launching a step costs one replay.
 
-Decodes have a ladder of batch sizes. Mixed steps have a ladder of token counts for a few numbers of rows each. Steps with
-drafts have a ladder of token counts for as many rows, with logits for each token. A step is padded to the smallest shape that
-fits; if none fits, it runs eagerly. Graphs share one memory pool, the largest captured first, since only one runs at a time. A
-drafter's work after a step is a separate graph, so a step without it costs what it does without speculation. Independent of the
-model.
+Decodes have a ladder of batch sizes. Mixed steps have a ladder of token counts for a few numbers of rows each. Steps with draft
+tokens have a ladder of token counts for equally many rows, with logits for each token. A step is padded to the smallest shape
+that fits; if none fits, it runs eagerly. Graphs share one memory pool, the largest captured first, since only one runs at a
+time. A drafter's work after a step is a separate graph, so a step without it costs the same as without speculation. Independent
+of the model.
 
 A server starts with about one in seven of the graphs (`first`), and captures the rest while it serves. Until then a step
 uses a graph of up to twice its size, or runs eagerly."""

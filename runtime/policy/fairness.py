@@ -1,13 +1,13 @@
 """Scheduling policies: the order of requests.
 
-`order` is a sort key that never changes: running sequences are served by it, and preempted from its end. Keys are unique, so the
-first sequence can always make progress. Which waiting sequence starts next, and which of several prompts continues, may depend
-on what each caller has had so far.
+`order` is a sort key that never changes: running sequences are served by it, and preempted from its end. Keys are unique, so
+the first sequence can always make progress. Which waiting sequence starts next, and which of several prompts continues, may
+depend on each caller's earlier tokens.
 
-`Fair` is a virtual token counter ("Fairness in Serving Large Language Models", Sheng et al., OSDI 2024): tokens of each caller are
-counted, and the caller with the lowest count is next. A newly waiting caller starts at the current minimum, so idle callers
-accumulate no credit. While nobody waits, nothing is counted. Unlike in the paper, a prompt is counted as its chunks are computed,
-so a long prompt delays others by one step at most; and preempted tokens are not counted twice."""
+`Fair` is a virtual token counter ("Fairness in Serving Large Language Models", Sheng et al., OSDI 2024): tokens of each
+caller are counted, and the caller with the lowest count is next. A newly waiting caller starts at the current minimum, so
+idle callers accumulate no credit. While no request waits, nothing is counted. Unlike in the paper, a prompt is counted as
+its chunks are computed, so a long prompt delays others by one step at most; and preempted tokens are not counted twice."""
 
 from __future__ import annotations
 

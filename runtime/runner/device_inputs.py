@@ -54,7 +54,7 @@ class StepShape:
 
 def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
     """Return (start, end, context length) of each row's tokens in the step. The context length is an upper bound: it is
-    exact where the host knows the row's counts, as for a fresh prompt."""
+    exact if the host has the row's exact counts, as for a fresh prompt."""
     stops = accumulate(row.num_tokens for row in rows)
     return tuple((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
 

@@ -1,7 +1,7 @@
 """Encoding: encoder outputs of images, audio and video on the device, by key, and their placement at the positions of a step.
 
-Encoders run beside steps, which use outputs that are complete at launch. A dropped output stays in memory until the steps
-launched before have finished. An item that cannot be encoded ends only its own sequence."""
+Encoders run in parallel with steps, which use outputs that are complete at launch. A dropped output stays in memory until
+the steps launched before have finished. An item that cannot be encoded ends only its own sequence."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Presence, frequency and repetition penalties.
 
 Presence and frequency (OpenAI): subtract `presence` once and `frequency` per occurrence, for tokens of the output.
-Repetition (Keskar et al. 2019, CTRL): divide positive logits, multiply negative ones, for tokens of prompt and output.
-The op counts what it samples; a count stops at 32767."""
+Repetition (Keskar et al. 2019, CTRL): divide positive logits, multiply negative ones, for tokens of prompt and output. The
+op counts the tokens that it samples; a count stops at 32767."""
 
 from __future__ import annotations
 

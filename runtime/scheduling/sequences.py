@@ -29,7 +29,7 @@ class Sequences:
         self._wait(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """Give a waiting sequence a row. Its blocks have been reserved."""
+        """Assign a row to a waiting sequence, whose blocks have been reserved."""
         self.waiting.remove(sequence)
         self._policy.starts(sequence)
         sequence.status = Status.RUNNING

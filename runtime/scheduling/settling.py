@@ -77,7 +77,7 @@ def settle(
 def roll_back(sequence: Sequence, num_tokens: int) -> None:
     """Reduce the computed tokens of `sequence` by `num_tokens`, which were reserved in excess. No effect on preempted
     sequences."""
-    if not any([claim.rewinds() for claim in sequence.claims]) and sequence.row is not None:  # noqa: C419 - each is asked
+    if not any([claim.rewinds() for claim in sequence.claims]) and sequence.row is not None:  # noqa: C419 - each is called
         sequence.num_computed_tokens -= num_tokens
 
 

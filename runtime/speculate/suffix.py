@@ -90,8 +90,7 @@ class Suffix:
 
 
 class PastAnswers:
-    """The latest answers by cache salt, in total at most `max_answers` and `max_tokens`. The least recently used salt goes
-    first."""
+    """The latest answers by cache salt, at most `max_answers` and `max_tokens` in total, with LRU eviction of salts."""
 
     def __init__(self, max_answers: int, max_tokens: int = MAX_PAST_TOKENS) -> None:
         self._max_answers = max_answers

@@ -168,7 +168,7 @@ class DecoderSpec:
 
     @property
     def hands_on(self) -> bool:
-        """True if the output goes to another stage."""
+        """True if the output is sent to another stage."""
         return self.stage_of is not None and not self.stage_of.is_last
 
     @property
