@@ -116,13 +116,18 @@ def add_arrivals(shape: argparse._ArgumentGroup) -> None:
         metavar="JSONL",
         help="in place of a workload: timestamp (ms), input_length, output_length, perhaps hash_ids a line (Mooncake's)",
     )
-    add("--trace-speed", type=float, metavar="X", help="2 replays it in half of the time (default 1)")
+    add(
+        "--trace-speed",
+        type=float,
+        metavar="X",
+        help="speed factor of the trace; 2 replays it in half the time (default 1)",
+    )
     add(
         "--concurrency",
         "--max-concurrency",
         type=int,
         metavar="N",
-        help="streams; in an open loop, the most in flight (default there: 4096)",
+        help="concurrent streams; in an open loop, the maximum in flight (default there: 4096)",
     )
     add("--num-requests", "--num-prompts", type=int, metavar="N")
 

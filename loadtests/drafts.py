@@ -24,21 +24,30 @@ Records = Mapping[int, Mapping[str, Any]]  # by batch size
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FOLDER", help="with a config.json; weights are drawn")
+    add("--model", type=Path, required=True, metavar="FOLDER", help="folder with a config.json; weights are random")
     add("--batch", type=int, nargs="+", default=[1, 32, 256], metavar="B", help="batch sizes (default 1 32 256)")
-    add("--method", default="ngram", help="by which is guessed: 3 tokens, right by a chance of 0.7 (default ngram)")
+    add(
+        "--method",
+        default="ngram",
+        help="speculative method, with 3 drafts and an acceptance rate of 0.7 (default ngram)",
+    )
     add(
         "--drafts-by",
         type=Path,
         metavar="FOLDER",
-        help="with the config.json of what guesses, for methods that need one",
+        help="folder with the config.json of the draft model, for methods that need one",
     )
     add(
         "--config", nargs="+", metavar="JSON",
-        help="as --speculative-config, each in turn (default: by --method: 3 guesses always, and as many as pay)",
+        help="values of --speculative-config to measure (default: --method with fixed and with adaptive drafts)",
     )  # fmt: skip
-    add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
-    add("engine_options", nargs="*", metavar="-- OPTION", help="for the engine: -- --max-num-seqs 256")
+    add("--output-json", type=Path, metavar="JSONL", help="file to which the result is appended")
+    add(
+        "engine_options",
+        nargs="*",
+        metavar="-- OPTION",
+        help="after --: options of the engine, such as --max-num-seqs 256",
+    )
 
 
 def configs_of(method: str, drafts_by: Path | None) -> list[str]:

@@ -47,26 +47,57 @@ SHARES = [50, 70, 90, 110]  # of saturation, percent
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model-shape", type=Path, required=True, metavar="FOLDER", help="its config.json is the model's shape")
-    add("--tokenizer", type=Path, metavar="PATH", help="folder or .gguf file (default: one that is made up)")
+    add(
+        "--model-shape",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder whose config.json gives the model's shape",
+    )
+    add("--tokenizer", type=Path, metavar="PATH", help="folder or .gguf file (default: a generated tokenizer)")
     add(
         "--workload",
         nargs="*",
         default=["gpu"],
         metavar="NAME",
-        help="as in serve (default gpu, the rows of the page; no name: none)",
+        help="workloads, as in serve (default gpu: those of RESULTS.md; no name: none)",
     )
     add(
         "--ladder",
         metavar="NAME",
-        help="then requests of that workload at shares of the rate at which they were answered",
+        help="workload to repeat with Poisson arrivals at shares of its measured rate",
     )
-    add("--shares", type=int, nargs="+", default=SHARES, metavar="PERCENT", help="of the ladder (default 50 70 90 110)")
-    add("--ladder-seconds", type=float, default=12.0, metavar="S", help="of arrivals at each share (default 12)")
-    add("--begin-within", type=float, metavar="S", help="no workload begins later than so long after the command")
-    add("--vocab-size", type=int, default=49_152, metavar="N", help="of the model that is written (default 49152)")
-    add("--cache-env", nargs="*", default=CACHES, metavar="NAME", help=f"kernel caches: {' '.join(CACHES)}")
-    add("--no-cold", action="store_true", help="no start with empty caches: use those that are there")
+    add(
+        "--shares",
+        type=int,
+        nargs="+",
+        default=SHARES,
+        metavar="PERCENT",
+        help="shares of the rate for --ladder (default 50 70 90 110)",
+    )
+    add(
+        "--ladder-seconds",
+        type=float,
+        default=12.0,
+        metavar="S",
+        help="duration of arrivals at each share (default 12)",
+    )
+    add("--begin-within", type=float, metavar="S", help="start no workload later than S seconds after the command")
+    add(
+        "--vocab-size",
+        type=int,
+        default=49_152,
+        metavar="N",
+        help="vocabulary size of the generated model (default 49152)",
+    )
+    add(
+        "--cache-env",
+        nargs="*",
+        default=CACHES,
+        metavar="NAME",
+        help=f"environment variables of kernel caches: {' '.join(CACHES)}",
+    )
+    add("--no-cold", action="store_true", help="skip the start with empty kernel caches")
     add("--idle-seconds", type=float, default=5.0, metavar="S", help="how long to watch CPU use while idle (default 5)")
     add(
         "--starts",
@@ -76,10 +107,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="then start the server N times, and compare one answer of each",
     )
     add("--clients", type=int, metavar="N", help="client processes, as in serve")
-    add("--start-limit", type=float, default=300.0, metavar="S", help="until /health answers 200 (default 300)")
-    add("--logs", type=Path, default=Path("loadtest-logs"), metavar="DIR", help="default ./loadtest-logs")
-    add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
-    add("server_options", nargs="*", metavar="-- OPTION", help="for the server: -- --enforce-eager")
+    add(
+        "--start-limit",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="time limit until /health returns 200 (default 300)",
+    )
+    add(
+        "--logs",
+        type=Path,
+        default=Path("loadtest-logs"),
+        metavar="DIR",
+        help="folder for server logs (default ./loadtest-logs)",
+    )
+    add("--output-json", type=Path, metavar="JSONL", help="file to which the result is appended")
+    add(
+        "server_options",
+        nargs="*",
+        metavar="-- OPTION",
+        help="after --: options of the server, such as --enforce-eager",
+    )
 
 
 def write_model(shape: Path, vocab_size: int, folder: Path) -> None:

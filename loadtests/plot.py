@@ -15,9 +15,9 @@ SUMMARY = "draw kept runs, several servers side by side"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("records", type=Path, nargs="+", metavar="JSONL", help="what serve --out or sweep --out wrote")
+    add("records", type=Path, nargs="+", metavar="JSONL", help="output files of serve --out or sweep --out")
     add("--out", type=Path, nargs="+", required=True, metavar="FILE", help=".svg or .png, one or several")
-    add("--workload", nargs="+", default=[], metavar="NAME", help="these only (default: all in the files)")
+    add("--workload", nargs="+", default=[], metavar="NAME", help="workloads to draw (default: all in the files)")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -43,12 +43,14 @@ _WATCH_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, default=10.0, help="of load (default 10)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is sent (default 0)")
-    parser.add_argument("--workers", type=int, default=12, help="requests at once (default 12)")
-    parser.add_argument("--max-growth-mib", type=float, default=32.0, help="of memory after the warm-up (default 32)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="duration of the load in minutes (default 10)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random requests (default 0)")
+    parser.add_argument("--workers", type=int, default=12, help="concurrent requests (default 12)")
+    parser.add_argument(
+        "--max-growth-mib", type=float, default=32.0, help="allowed memory growth after the warm-up (default 32)"
+    )
     parser.add_argument("--log", type=Path, help="file for the server's log (default: a temporary one)")
-    parser.add_argument("server_options", nargs="*", help="behind --: more options of the server")
+    parser.add_argument("server_options", nargs="*", help="after --: more options of the server")
 
 
 @dataclass(slots=True)

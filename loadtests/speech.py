@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default="whisper-tiny.en", metavar="NAME", help="model or, with --tokens, folder of a config.json")
     add("--tokens", type=int, metavar="N", help="use random weights, and N tokens per window")
-    add("--files", type=int, nargs="+", default=[1, 4], metavar="N", help="files at once (default: 1 4)")
+    add("--files", type=int, nargs="+", default=[1, 4], metavar="N", help="concurrent files (default: 1 4)")
     add("--seconds", type=float, default=30.0, metavar="S", help="length of generated audio (default: 30)")
     add(
         "--audio",
@@ -34,14 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WAV",
         help="files to transcribe instead of generated audio",
     )
-    add("--beside", nargs="*", default=[], choices=SYSTEMS, metavar="SYSTEM", help=f"of {', '.join(SYSTEMS)}")
+    add(
+        "--beside",
+        nargs="*",
+        default=[],
+        choices=SYSTEMS,
+        metavar="SYSTEM",
+        help=f"other systems to measure: {', '.join(SYSTEMS)}",
+    )
     add("--ggml", type=Path, metavar="FILE", help="the model in whisper.cpp's format")
     add("--compute-type", default="int8", metavar="TYPE", help="number format of faster-whisper (default: int8)")
-    add("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="device of all systems (default: cpu)")
     add("--threads", type=int, default=2, metavar="N", help="threads of each system on a CPU (default: 2)")
     add("--rounds", type=int, default=3, metavar="N", help="rounds, of which the best counts (default: 3)")
-    add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
-    add("engine_options", nargs="*", metavar="-- OPTION", help="for the engine, as in oneloop: -- --quantization int8")
+    add("--output-json", type=Path, metavar="JSONL", help="file to which the result is appended")
+    add(
+        "engine_options",
+        nargs="*",
+        metavar="-- OPTION",
+        help="after --: options of the engine, such as --quantization int8",
+    )
 
 
 def main(args: argparse.Namespace) -> int:

@@ -23,15 +23,20 @@ ROWS = {"--batch": (1, 8, 32, 64, 128, 256), "--prefill": ("8x8192", "64x512"), 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FOLDER", help="with a config.json; weights are drawn")
+    add("--model", type=Path, required=True, metavar="FOLDER", help="folder with a config.json; weights are random")
     add("--batch", type=int, nargs="*", metavar="B", help="decode at these batch sizes; no B: those of targets.py")
     add("--prefill", nargs="*", metavar="AxT", help="A prompts of T ids")
     add("--ttft", type=int, nargs="*", metavar="T", help="first token of one prompt of T ids")
     add("--throughput", action="store_true", help="256 requests of 100-1024 tokens in and out, temperature 0.6")
-    add("--profile", type=Path, metavar="DIR", help="tables of the kernels of a decode step, as text and JSON")
+    add("--profile", type=Path, metavar="DIR", help="folder for kernel tables of a decode step, as text and JSON")
     add("--profile-batch", type=int, nargs="+", default=[1, 256], metavar="B")
-    add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
-    add("engine_options", nargs="*", metavar="-- OPTION", help="for the engine: -- --max-num-seqs 512")
+    add("--output-json", type=Path, metavar="JSONL", help="file to which the result is appended")
+    add(
+        "engine_options",
+        nargs="*",
+        metavar="-- OPTION",
+        help="after --: options of the engine, such as --max-num-seqs 512",
+    )
 
 
 def command_of(args: argparse.Namespace) -> list[str]:

@@ -29,12 +29,14 @@ LIMIT_S = 600.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--base-url", "--url", type=Address.parse, required=True, metavar="URL")
-    add("--models", nargs="+", metavar="NAME", help="two or more (default: all that generate)")
-    add("--rounds", type=int, default=3, metavar="N", help="times that each model is brought back (3)")
-    add("--max-tokens", type=int, default=16, metavar="N", help="of an answer (16)")
-    add("--streams", type=int, default=8, metavar="N", help="at a time, while another model is asked for (8)")
-    add("--stream-tokens", type=int, default=256, metavar="N", help="of each of them (256)")
-    add("--pid", type=int, help="the server's process here: adds its memory")
+    add("--models", nargs="+", metavar="NAME", help="two or more models (default: all that generate)")
+    add(
+        "--rounds", type=int, default=3, metavar="N", help="number of times that each model is loaded again (default 3)"
+    )
+    add("--max-tokens", type=int, default=16, metavar="N", help="output tokens of an answer (default 16)")
+    add("--streams", type=int, default=8, metavar="N", help="concurrent streams during a swap (default 8)")
+    add("--stream-tokens", type=int, default=256, metavar="N", help="output tokens of each stream (default 256)")
+    add("--pid", type=int, help="process id of the server, to report its memory")
 
 
 @dataclass(slots=True)

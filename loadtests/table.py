@@ -13,9 +13,9 @@ SUMMARY = "print a comparison's table from its JSONL file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("records", type=Path, metavar="JSONL", help="what compare --out wrote")
+    parser.add_argument("records", type=Path, metavar="JSONL", help="output file of compare --out")
     parser.add_argument(
-        "--ours", default="oneloop", metavar="NAME", help="the server the ratios are for (default: oneloop)"
+        "--ours", default="oneloop", metavar="NAME", help="server to which ratios refer (default: oneloop)"
     )
 
 

@@ -54,7 +54,13 @@ _TRANSFER = re.compile(r'^\w+:kv_offload_total_(bytes|time)\w*\{[^}]*transfer_ty
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model-shape", type=Path, required=True, metavar="FOLDER", help="its config.json is the model's shape")
+    add(
+        "--model-shape",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder whose config.json gives the model's shape",
+    )
     add("--prompt-tokens", type=int, default=32_768, metavar="N", help="tokens of the long prompt (default 32768)")
     add("--pool-tokens", type=int, default=45_056, metavar="N", help="tokens in the KV cache (default 45056)")
     add("--rounds", type=int, default=3, metavar="N", help="long prompts, each with new ids (default 3)")
@@ -66,11 +72,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--disk", type=Path, metavar="DIR", help="where the disk tier's folder is created (default: as temporary files)"
     )
-    add("--vocab-size", type=int, default=49_152, metavar="N", help="of the model that is written (default 49152)")
-    add("--start-limit", type=float, default=300.0, metavar="S", help="until /health answers 200 (default 300)")
-    add("--logs", type=Path, default=Path("loadtest-logs"), metavar="DIR", help="default ./loadtest-logs")
-    add("--output-json", type=Path, metavar="JSONL", help="the last line is appended here too")
-    add("server_options", nargs="*", metavar="-- OPTION", help="for the server: -- --device cpu --dtype float32")
+    add(
+        "--vocab-size",
+        type=int,
+        default=49_152,
+        metavar="N",
+        help="vocabulary size of the generated model (default 49152)",
+    )
+    add(
+        "--start-limit",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="time limit until /health returns 200 (default 300)",
+    )
+    add(
+        "--logs",
+        type=Path,
+        default=Path("loadtest-logs"),
+        metavar="DIR",
+        help="folder for server logs (default ./loadtest-logs)",
+    )
+    add("--output-json", type=Path, metavar="JSONL", help="file to which the result is appended")
+    add("server_options", nargs="*", metavar="-- OPTION", help="after --: options of the server, such as --device cpu")
 
 
 class Session:

@@ -53,14 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base-url",
         type=Address.parse,
         metavar="URL",
-        help="of a server on this machine (default: one of ours is started)",
+        help="URL of a server on this machine (default: start our own)",
     )
-    add("--pid", type=int, metavar="PID", help="of that server: its resident memory is taken")
+    add("--pid", type=int, metavar="PID", help="process id of that server, to report its memory")
     names = ", ".join(ATTACKS)
-    add("--attack", nargs="+", choices=[*ATTACKS], default=[*ATTACKS], metavar="NAME", help=f"some of {names}")
-    add("--max-tokens", type=int, default=4000, metavar="N", help="of a stream")
-    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="for an attack's answers")
-    add("server_options", nargs="*", metavar="OPTION", help="behind --: of the server that is started")
+    add(
+        "--attack",
+        nargs="+",
+        choices=[*ATTACKS],
+        default=[*ATTACKS],
+        metavar="NAME",
+        help=f"attacks to run, of {names}",
+    )
+    add("--max-tokens", type=int, default=4000, metavar="N", help="output tokens of a stream")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="time limit for the answers to an attack")
+    add("server_options", nargs="*", metavar="OPTION", help="after --: options of the started server")
 
 
 def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf")) -> dict[int, float]:

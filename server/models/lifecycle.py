@@ -107,7 +107,7 @@ class Lifecycle:
         if self.phase is Phase.READY and self._loaded is not None:
             return self._loaded
         if self.phase is Phase.FAILED:
-            raise Unavailable("The model could not be loaded")
+            raise Unavailable("The model could not be loaded; see the server's log")
         if self.phase is Phase.DRAINING:
             raise Unavailable("The server is shutting down", retry_after_s=RETRY_AFTER_DRAIN_S)
         raise Unavailable(f"The model is still loading ({self.progress.phase})", retry_after_s=RETRY_WHILE_LOADING_S)

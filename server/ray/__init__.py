@@ -1,4 +1,4 @@
-"""The same application on Ray Serve: `python -m server ray`, or `serve run server.ray:app`."""
+"""The server as a Ray Serve application: `python -m server ray`, or `serve run server.ray:app`."""
 
 from __future__ import annotations
 
