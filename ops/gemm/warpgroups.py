@@ -30,8 +30,7 @@ def registers(rows: int, warpgroups: int, blocks: int) -> int:
 
 
 def stages(stage_bytes: int, blocks: int, spare_bytes: int = 0) -> int:
-    """Return the number of stages, at most 16, that fit in the shared memory of each of `blocks` in addition to
-    `spare_bytes`."""
+    """Return the number of stages, at most 16, that fit in the shared memory of each block besides `spare_bytes`."""
     return min(16, (_SHARED_OF_ALL // blocks - 1024 - ALIGNMENT - _BARRIERS - spare_bytes) // stage_bytes)
 
 

@@ -67,15 +67,15 @@ class LinearWeight(ABC):
 
     def normed(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | RoundedRows:
         """Add x, if given, to residual [T, in_features] in place; return its RMS norm by `weight` in the form that this
-        layer multiplies."""
+        layer multiplies: plain, or quantised as RoundedRows."""
         return rms_norm(residual, weight, eps) if x is None else add_rms_norm(x, residual, weight, eps)
 
     def matmul_rounded(self, x: RoundedRows) -> Tensor:
-        """Return `matmul` of `normed`'s result."""
+        """Return x @ weight.T + bias for quantised rows x, a result of `normed`."""
         raise TypeError("this layer rounds nothing")
 
     def gated_matmul_rounded(self, x: RoundedRows) -> Tensor | None:
-        """Return `gated_matmul` of `normed`'s result."""
+        """Return `gated_matmul` for quantised rows x, a result of `normed`; None if no single kernel computes it."""
         raise TypeError("this layer rounds nothing")
 
     @abstractmethod

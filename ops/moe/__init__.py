@@ -72,8 +72,8 @@ def moe(
     e_score_correction_bias: Tensor | None = None,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """Return the weighted sum [T, H] of the experts that `routing` selects for each token by router logits [T, E], applied to x
-    [T, H], plus `plus` [T, H] (a shared expert's result).
+    """Return the mixture of experts [T, H] of x [T, H]: the weighted sum of the experts that `routing` selects for each token
+    by router logits [T, E], plus `plus` [T, H] (a shared expert's result).
 
     e_score_correction_bias [E] float32 is added to the scores for selection only (`Routing`). Any T; the selected experts
     stay on the device. NaN in a token's logits or x affects that token only."""

@@ -22,8 +22,8 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class _Grid(NamedTuple):
-    """Grid of an item. `places`: positions of its tokens in the prompt; `times`: rotary positions of its time steps;
-    `sound`: positions of its audio in the prompt."""
+    """Grid of an item. `places`: prompt positions of its tokens; `times`: rotary positions of its time steps; `sound`:
+    prompt positions of its audio."""
 
     places: Int32s
     sizes: tuple[int, int, int]

@@ -49,8 +49,8 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """Return shapes with token counts 25 to 50 % apart, up to the logits of a decode step or 64, and one with `_TRIED` more,
-    so that draft tokens can be tried while every row decodes."""
+    """Return shapes with token counts 25 to 50 % apart, up to the logits of a decode step or 64. One more has `_TRIED`
+    further tokens, so that draft tokens can be tried while every row decodes."""
     sizes, most = [2], min(max_num_tokens, max(max_num_seqs, 64))
     while sizes[-1] < most:
         size = sizes[-1]
@@ -139,8 +139,8 @@ class GraphPool:
 
     @property
     def first(self) -> list[StepShape]:
-        """Return the shapes to capture at start-up: for the maximum number of rows, one at most twice as large as any step;
-        all with draft tokens; and the largest, whose memory the rest share."""
+        """Return the shapes to capture at start-up: powers of two tokens with the maximum number of rows, all shapes with
+        draft tokens, and the largest shape, whose memory the rest share."""
         max_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last shape of a size has most rows
 
         def is_first(shape: StepShape) -> bool:

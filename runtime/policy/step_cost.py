@@ -45,8 +45,8 @@ class TimedSteps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs in seconds: fixed cost of a step; costs of a decoding row, of a token of its context, of a prompt token, of a
-    pair of a prompt token and an earlier token, and of a prompt token's logprobs. `overlap`: see the module."""
+    """Costs in seconds: of a step, of a decoding row, of a token of its context, of a prompt token, of an attention pair of
+    a prompt token and an earlier token, and of a prompt token's logprobs. `overlap`: see the module."""
 
     base_s: float
     token_s: float
@@ -95,7 +95,7 @@ class LearnedCost:
 
     @property
     def cost(self) -> StepCost:
-        """The learned cost, for a step with a single decode."""
+        """Learned cost for a step with a single decode."""
         one, decode, prompt = self.assumed, self.alone_factor(1), self._prompts
         return replace(
             one, base_s=one.base_s * decode, row_s=one.row_s * decode, context_s=one.context_s * decode,

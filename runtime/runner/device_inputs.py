@@ -43,8 +43,8 @@ class StepShape:
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], *, adapters: bool = False) -> StepShape:
-        """Return the shape without padding. A new row may share blocks that other rows fill in the same step, so its keys
-        and values must be stored before they are read; a uniform step does both in one kernel."""
+        """Return the shape of `rows` without padding. A step is uniform only without new rows: these may share blocks that
+        other rows fill in the same step, so keys and values must be stored before they are read."""
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         if uniform:
             return cls(len(rows), len(rows), uniform, adapters=adapters)

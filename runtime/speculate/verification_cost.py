@@ -76,7 +76,7 @@ class VerificationCost:
         return None if size is None else size.cost
 
     def learn(self, num_rows: int, num_drafts: int, took_s: float, *, followed: bool = False) -> None:
-        """Learn from a step of `num_rows` without prompts, which took `took_s` seconds, including the wait before it."""
+        """Learn from a step of `num_rows` without prompts that took `took_s` seconds, including the wait before it."""
         if not took_s:
             return  # shorter than the clock's resolution
         if followed and not num_drafts:

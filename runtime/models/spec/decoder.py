@@ -148,13 +148,13 @@ class DecoderSpec:
 
     @property
     def whole(self) -> DecoderSpec:
-        """The spec of the whole model, of which this may be a stage or a shard."""
+        """Spec of the whole model, of which this may be a stage or a shard."""
         spec = self.all_layers
         return spec if spec.shard_of is None else spec.shard_of.whole
 
     @property
     def all_layers(self) -> DecoderSpec:
-        """The spec of all stages; a shard, if this is a shard."""
+        """Spec with the layers of all stages; a shard, if this is a shard."""
         return self if self.stage_of is None else self.stage_of.whole
 
     @property
