@@ -77,7 +77,7 @@ def few_rows(
 
 
 def choose(num_rows: int, in_features: int, out_features: int, gated: bool, multiprocessors: int) -> Variant:
-    """Return the fastest instance: with fewer slabs than multiprocessors, more warps share a slab."""
+    """Return the fastest kernel instance: with fewer slabs than multiprocessors, more warps share a slab."""
     tiles = 1 if num_rows <= 8 else 2
     warps = 16 if out_features // 16 < multiprocessors else 8
     batches = -(-in_features // (32 * 4 * warps))  # per warp; a longer queue would be wasted

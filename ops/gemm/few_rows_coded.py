@@ -144,7 +144,7 @@ def choose(
 def compile_ahead(
     codes: WeightFormat, in_features: int, out_features: int, groups: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Start compiling the instances that such a weight may need, once."""
+    """Start compiling the kernel instances that such a weight may need, once."""
     if (found := segments_of(codes, in_features, groups)) is None:
         return
     shapes = [(num_rows, gated) for num_rows in (1, MAX_ROWS) for gated in (False, True)]

@@ -92,7 +92,7 @@ def tiled(
 
 
 def choose(num_rows: int, num_blocks: int, gated: bool, multiprocessors: int) -> Tile:
-    """Return the fastest instance. If no second block runs on a multiprocessor, a block uses all of its shared memory."""
+    """Return the fastest kernel instance. If no second block runs on a multiprocessor, a block uses all of its shared memory."""
     rows = min(rows for rows in STAGES if rows >= num_rows)
     return Tile(rows, STAGES[rows][num_blocks <= multiprocessors], gated)
 

@@ -95,7 +95,7 @@ def tiled_fp8(
 
 
 def tiles(grouped: bool, gated: bool) -> list[Tile]:
-    """Return all instances that the program contains."""
+    """Return all kernel instances that the program contains."""
     shapes = [(32, 2, 2), (32, 1, 4), (64, 2, 1), (64, 2, 2), (64, 4, 1), (128, 2, 1)]
     if not grouped:
         shapes += [(128, 1, 2), (256, 2, 1)]
@@ -110,7 +110,7 @@ def _tile(rows: int, wgs: int, blocks: int, grouped: bool, gated: bool) -> Tile:
 def choose(
     num_rows: int, in_features: int, out_features: int, grouped: bool, gated: bool, multiprocessors: int
 ) -> tuple[Tile, int]:  # fmt: skip
-    """Return the fastest instance, and the number of parts of K."""
+    """Return the fastest kernel instance, and the number of parts of K."""
     of_weight = -(-out_features // 128)
     rows = 32 if num_rows <= 32 else 64 if grouped or -(-num_rows // 64) * of_weight <= multiprocessors else 128
     wgs, blocks = (2, 2) if rows == 32 or grouped else (2, 1)
@@ -123,7 +123,7 @@ def choose(
 def compile_ahead(
     in_features: int, out_features: int, grouped: bool, gated: bool, dtype: torch.dtype, device: torch.device
 ) -> None:  # fmt: skip
-    """Start compiling the instances for any number of rows, once."""
+    """Start compiling the kernel instances for any number of rows, once."""
     multiprocessors = tuning.of(device).multiprocessors
     chosen = (choose(rows, in_features, out_features, grouped, gated, multiprocessors) for rows in (17, 33, 65))
     program().compile_ahead({tile.name for tile, _ in chosen}, dtype, device)

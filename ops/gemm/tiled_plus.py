@@ -59,7 +59,7 @@ def fits(parts: tuple[int, ...], rank: int, *, gated: bool) -> bool:
 
 @functools.cache
 def compile_ahead(rank: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Start compiling the instances for adapters of this rank."""
+    """Start compiling the kernel instances for adapters of this rank."""
     by = tuning.of(device).linear
     if rank in RANKS and by.max_tiled_rows_plus > by.max_streamed_rows and _PROGRAM.runs_on(device):
         _PROGRAM.compile_ahead([tile.name for tile in _TILES if tile.rank == rank], dtype, device)

@@ -47,7 +47,7 @@ def tiled_w4(
 
 
 def tiles(groups: int, gated: bool, codes: WeightFormat = W4) -> list[Tile]:
-    """Return all instances that the program contains."""
+    """Return all kernel instances that the program contains."""
     shapes = [
         (rows, wgs, blocks, scaled)
         for rows in (8, 16, 32, 64, 128, 256)
@@ -65,7 +65,7 @@ def choose(
     num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int,
     dtype: torch.dtype = torch.bfloat16, codes: WeightFormat = W4,
 ) -> tuple[Tile, int]:  # fmt: skip
-    """Return the fastest instance, by `benches.ops.coded tiles` on an H200, and the number of parts of K. With many rows,
+    """Return the fastest kernel instance, by `benches.ops.coded tiles` on an H200, and the number of parts of K. With many rows,
     scales multiply bfloat16 numbers; float16 might not represent the results."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
     of_weight, scaled = -(-out_features // 64), (rows == 128 and dtype == torch.bfloat16) or groups == FINEST
@@ -94,7 +94,7 @@ def choose(
 def compile_ahead(
     codes: WeightFormat, in_features: int, out_features: int, groups: int, gated: bool, dtype: torch.dtype, device: torch.device
 ) -> None:  # fmt: skip
-    """Start compiling the instances for any number of rows, once."""
+    """Start compiling the kernel instances for any number of rows, once."""
     multiprocessors = tuning.of(device).multiprocessors
     chosen = (
         choose(rows, in_features, out_features, groups, gated, multiprocessors, dtype, codes)

@@ -66,7 +66,7 @@ def experts_coded(
 
 
 def choose(codes: WeightFormat, pairs_per_expert: float, groups: int, *, gated: bool) -> Tile:
-    """Return the fastest instance for this mean number of pairs: most experts fit into one tile."""
+    """Return the fastest kernel instance for this mean number of pairs: most experts fit into one tile."""
     most = next((rows for rows in _SHAPES if pairs_per_expert * 1.5 <= rows), max(_SHAPES))
     wgs, blocks = _SHAPES[most]
     return lie.tile_of(codes, most, wgs, blocks, groups == lie.FINEST, groups, gated, spare_bytes=_MAX_EXPERTS * 4)
@@ -82,7 +82,7 @@ _SHAPES = {
 
 
 def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:
-    """Return all instances that `choose` can return."""
+    """Return all kernel instances that `choose` can return."""
     return [choose(codes, rows / 1.5, groups, gated=gated) for rows in _SHAPES]
 
 
@@ -90,7 +90,7 @@ def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:
 def compile_ahead(
     codes: WeightFormat, groups: int, dtype: torch.dtype, device: torch.device, *, clamped: bool = False
 ) -> None:
-    """Start compiling the instances for any number of pairs, once."""
+    """Start compiling the kernel instances for any number of pairs, once."""
     kernels = {False: _KERNEL, True: _CLAMPED if clamped else _KERNEL}  # by whether there are gates
     names = [tile.name(kernels[gated]) for gated in (False, True) for tile in tiles(codes, groups, gated=gated)]
     program().compile_ahead(names, dtype, device)
