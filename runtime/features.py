@@ -14,6 +14,7 @@ from runtime.lora.scheduling import AdapterScheduling
 from runtime.models.model import Model
 from runtime.models.spec.draft_head import PairSpec
 from runtime.parallel.stage_turns import StageTurns
+from runtime.snapshots.scheduling import SnapshotScheduling
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.tiers.scheduling import TierScheduling
 
@@ -25,6 +26,11 @@ def _stages(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Featur
 def _drafts(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
     speculation = plan.speculation(model.spec.draft_share if isinstance(model.spec, PairSpec) else 0.0)
     return None if speculation is None else DraftScheduling(speculation)
+
+
+def _snapshots(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
+    has_states = any(group.kind.is_replaced for group in plan.layout.groups)
+    return SnapshotScheduling() if plan.enable_prefix_caching and has_states else None
 
 
 def _adapters(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature | None:
@@ -77,15 +83,17 @@ def _tiers(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feature
             disk = DiskTier(Path(tiers.folder), tiers.fingerprint, tiers.disk_bytes)
         except OSError as error:
             raise PlanError(f"--kv-disk {tiers.folder}: {error}") from error
-    page_locked = model.device.startswith("cuda")
+    has_bus = model.device.startswith("cuda")
     return TierScheduling(
-        HostTier(num_slots), Slabs(slot_bytes, num_slots, page_locked=page_locked), plan.token_s, disk
-    )
+        HostTier(num_slots), Slabs(slot_bytes, num_slots, page_locked=has_bus), plan.token_s, disk,
+        copy_bytes=(64 if has_bus else 16) << 20,  # a CPU's allocator keeps pieces this small, whose pages are mapped then
+    )  # fmt: skip
 
 
 FEATURES: tuple[Callable[[EnginePlan, Model, Adapters | None], Feature | None], ...] = (
     _stages,
     _drafts,
+    _snapshots,
     _adapters,
     _encoders,
     _tiers,

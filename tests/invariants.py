@@ -35,7 +35,7 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
         assert len(set(_ids(sequence))) == len(_ids(sequence))
         for group, table in zip(scheduler.blocks.cache.groups, sequence.tables, strict=True):
             assert table.num_slots >= sequence.num_computed_tokens
-            size = scheduler.blocks.cache.block_size
+            size = scheduler.blocks.cache.entry_size
             first = max(0, sequence.num_computed_tokens - sequence.num_in_flight)
             assert table.first_entry <= group.first_in_window(first) // group.kind.entry_tokens(size)
             num_entries = group.kind.num_entries(table.num_slots, size)

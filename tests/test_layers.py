@@ -53,7 +53,7 @@ RUNTIME_ROOMS = (
     ("parallel",),
     ("config",),
     ("engine_options",),
-    ("speculate", "encode", "constrain", "tiers"),
+    ("speculate", "encode", "constrain", "snapshots", "tiers"),
     ("metrics",),
     ("scheduler", "weights", "profiling"),
     ("api", "fault", "torch_import", "preload"),

@@ -3,7 +3,7 @@
 The kind of a layer determines how its blocks behave: the number of entries for a token count and those outside the window
 (block tables), which cached entries are a hit (prefix cache), and the bytes of a block (layout). For every kind, a block is
 copied as a whole, so a copy of a state is a snapshot and a copy of keys and values is a prefix. A block that is moved or shared
-must never be written again; full entries satisfy this if `no_prefix_reason` is None.
+must never be written again; full entries satisfy this if `no_prefix_reason` is None, and snapshots of entries that are replaced.
 
 Layers of equal kinds share block tables. Numbers only: no tensor, no block, no sequence."""
 
@@ -88,6 +88,7 @@ class _Kind:
     __slots__ = ()
     order: ClassVar[int] = 0  # of a kind's tables among those of a step
     grows: ClassVar[bool] = False  # a sequence takes more blocks as it gets longer
+    is_replaced: ClassVar[bool] = False  # each step replaces its entry, so that a hit is copied and not shared
     no_prefix_reason: ClassVar[str | None] = None  # why no cached block is ever a hit
     in_one_step: ClassVar[bool] = False  # a sequence must be computed whole
 
@@ -303,12 +304,24 @@ class Nothing(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class State(_Kind):
-    """One entry for the whole sequence, replaced in place by each step, so it is never a hit. It is not cleared: a row that
-    begins at position 0 ignores it."""
+    """One entry for the whole sequence, replaced in place by each step. It is not cleared: a row that begins at position 0
+    ignores it. A snapshot is a copy, cached under the name of the last block that it has read: a prefix is a hit where there
+    is one of its end."""
 
     order = 4
-    no_prefix_reason = "of what recurrent layers have read only the latest state is kept"
+    is_replaced = True
     state: RecurrentStateSpec
+
+    def first_in_window(self, position: int) -> int:
+        """Return the last token before `position`: all that is before is in the state behind it."""
+        return max(0, position - 1)
+
+    def longest_prefix(
+        self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
+    ) -> int:
+        while num_entries and names[num_entries - 1] not in cached:
+            num_entries -= 1
+        return num_entries
 
     def __str__(self) -> str:
         return "keep a state"

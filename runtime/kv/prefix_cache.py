@@ -5,6 +5,9 @@ random per-process key and the sequence's extras (cache_salt, adapter). A hit th
 different salts, adapters or adapter versions never share blocks. Each group of layers has its own blocks under a key; the
 memory kind determines how much of a prefix the group needs.
 
+Where states are large, an entry of a block table covers several hashed blocks. A full entry has the name of its last one; a
+snapshot may end within an entry, and its copy of that entry has the name of the last hashed block before the end.
+
 Blocks stay in the cache after their last user has left, until the pool reallocates them and calls `forget`. Contains ids and
 hashes, no sequences."""
 
@@ -33,8 +36,8 @@ PLAIN = (LayerGroup(Full(AttentionKVSpec(1, 1))),)
 
 
 class Match(NamedTuple):
-    """The cached start of a prompt: `num_entries` need not be computed; `ids`: for each group the blocks of those that are seen
-    from there on."""
+    """The cached start of a prompt: `num_entries` hashed blocks need not be computed; `ids`: for each group the blocks of the
+    entries that are seen from there on."""
 
     num_entries: int
     ids: list[BlockIds]
@@ -69,11 +72,14 @@ def _interleaved(columns: list[list[int | None]]) -> BlockIds:
 
 class PrefixCache:
     def __init__(
-        self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN, key: bytes | None = None
-    ) -> None:
-        """Create an empty cache. `key`: 32 random bytes that make hashes unpredictable; another cache's key gives equal
-        hashes."""
+        self, block_size: int, enabled: bool = True, groups: Sequence[LayerGroup] = PLAIN, key: bytes | None = None,
+        entry_blocks: int = 1,
+    ) -> None:  # fmt: skip
+        """Create an empty cache. `block_size`: tokens of a hashed block. `key`: 32 random bytes that make hashes unpredictable;
+        another cache's key gives equal hashes. `entry_blocks`: hashed blocks of an entry of a block table."""
         self.block_size = block_size
+        self.entry_size = block_size * entry_blocks  # tokens
+        self._entry_blocks = entry_blocks
         self.enabled = enabled
         self.groups = groups
         self._key = key or os.urandom(32)
@@ -82,6 +88,7 @@ class PrefixCache:
         self._name_of: dict[int, BlockHash] = {}
         self.has = self._name_of.__contains__  # whether a block can be found
         self._has = bytearray()  # by block, as far as any were named: whether it is in `_name_of`
+        self._named = [columns[0] for columns in self._blocks_of]
         self._last: _LastMatch | None = None
 
     def __len__(self) -> int:
@@ -145,7 +152,7 @@ class PrefixCache:
 
     def named(self, group: int) -> Container[BlockHash]:
         """The names of all cached entries of the group of that index."""
-        return self._blocks_of[group][0]
+        return self._named[group]
 
     def entry(self, group: int, name: BlockHash) -> list[int]:
         """Return the blocks of a cached entry; none where it is not cached."""
@@ -154,34 +161,57 @@ class PrefixCache:
 
     def num_cached(self, block_hashes: Sequence[BlockHash]) -> int:
         """Blocks of the longest prefix that `match` would find, or a few more."""
-        return self._longest_prefix(block_hashes, len(block_hashes)) if self.enabled else 0
+        return self.longest_prefix(block_hashes, len(block_hashes), self._named) if self.enabled else 0
 
     def _match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
         num = min(len(block_hashes), max_entries) if self.enabled else 0
         ids: list[BlockIds] = []
         while len(ids) < len(self.groups):
-            num, ids = self._longest_prefix(block_hashes, num), []
+            num, ids = self.longest_prefix(block_hashes, num, self._named), []
             for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-                first = self._first_in_window(group, num)
-                names = block_hashes[first:num]
+                names = self.needed(group, block_hashes, num)
                 found = [[*map(column.get, names)] for column in blocks_of]
                 try:
                     ids.append(_interleaved(found))
                 except struct.error:  # the group's kind was too hopeful
-                    num = first + found[0].index(None)
+                    num = self.without(group, num, len(names) - found[0].index(None))
                     break
         return Match(num, ids)
 
-    def _longest_prefix(self, block_hashes: Sequence[BlockHash], num: int) -> int:
+    # --- entries and hashed blocks --------------------------------------------------------------------------------
+
+    def longest_prefix(self, names: Sequence[BlockHash], num: int, cached: Sequence[Container[BlockHash]]) -> int:
+        """Return an upper bound of the usable prefix, at most `num` hashed blocks, if `cached` has the entries of each group."""
         before = -1
         while num != before:  # what one group lacks shortens the prefix for the others
             before = num
-            for group, blocks_of in zip(self.groups, self._blocks_of, strict=True):
-                num = group.kind.longest_prefix(block_hashes, num, blocks_of[0], self.block_size)
+            for group, of_group in zip(self.groups, cached, strict=True):
+                per = self.entry_blocks(group)
+                if per == 1:
+                    num = group.kind.longest_prefix(names, num, of_group, self.block_size)
+                    continue
+                full = num // per
+                longest = group.kind.longest_prefix(names[per - 1 : full * per : per], full, of_group, self.entry_size)
+                num = min(num, (longest + 1) * per - 1)
+                while num % per and names[num - 1] not in of_group:  # a snapshot may end in the entry behind
+                    num -= 1
         return num
 
-    def _first_in_window(self, group: LayerGroup, num_entries: int) -> int:
-        return group.first_in_window(num_entries * self.block_size) // self.block_size
+    def needed(self, group: LayerGroup, names: Sequence[BlockHash], num: int) -> Sequence[BlockHash]:
+        """Return the names of the entries that `group` reads behind the first `num` hashed blocks."""
+        per = self.entry_blocks(group)
+        first = group.first_in_window(num * self.block_size) // (self.block_size * per)
+        needed = names[first * per + per - 1 : num : per]
+        return [*needed, names[num - 1]] if num % per else needed
+
+    def without(self, group: LayerGroup, num: int, num_missing: int) -> int:
+        """Return the hashed blocks before the last `num_missing` entries of those `needed` for `num` hashed blocks."""
+        per = self.entry_blocks(group)
+        return (-(-num // per) - num_missing) * per
+
+    def entry_blocks(self, group: LayerGroup) -> int:
+        """Return how many hashed blocks an entry of `group` covers; 1 of a group whose entries do not belong to tokens."""
+        return self._entry_blocks if group.kind.grows else 1
 
     def insert(self, names: Sequence[BlockHash], group: int, block_ids: Sequence[int]) -> None:
         """Insert consecutive entries of a table of group `group`. If the content is already cached, the first block stays;

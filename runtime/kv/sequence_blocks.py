@@ -16,6 +16,7 @@ from runtime.kv.kinds import Nothing
 from runtime.kv.prefix_cache import NO_EXTRAS, Match, PrefixCache
 
 if TYPE_CHECKING:
+    from runtime.kv.layout import LayerGroup
     from runtime.sequence import Sequence
 
 _NEW_SHARE = 0.1  # weight of the last sequence that started in `hit_share`
@@ -45,7 +46,7 @@ class SequenceBlocks:
         # Of an encoder's sequences, whose layers keep nothing: these stay empty, so all may have the same.
         keeps_nothing = all(isinstance(group.kind, Nothing) for group in cache.groups)
         self._empty_tables = (
-            tuple(BlockTable(cache.block_size, group) for group in cache.groups) if keeps_nothing else ()
+            tuple(BlockTable(cache.entry_size, group) for group in cache.groups) if keeps_nothing else ()
         )
         self._refusal: _Refusal | None = None  # the last
         self.num_prefix_queries = 0  # tokens looked up, and found
@@ -74,9 +75,13 @@ class SequenceBlocks:
         if refusal == self._refusal:
             return False
         start = match.num_entries * size
-        tables = tuple(BlockTable(size, group, start) for group in cache.groups)
-        for table, block_ids in zip(tables, match.ids, strict=True):
-            table.append(block_ids)
+        tables = tuple(BlockTable(cache.entry_size, group, start) for group in cache.groups)
+        copied = [
+            self._written_again(group, start, block_ids)
+            for group, block_ids in zip(cache.groups, match.ids, strict=True)
+        ]
+        for table, block_ids, to_copy in zip(tables, match.ids, copied, strict=True):
+            table.append(block_ids[: len(block_ids) - len(to_copy)])
             table.num_reserved = table.num_missing(table.group.reserved_to(start, num_tokens, longest_step))
         missing = sum(table.num_reserved for table in tables)
         room = self.pool.num_free - missing - self.blocks_per_entry * num_running
@@ -87,6 +92,9 @@ class SequenceBlocks:
         for block_ids in match.ids:
             self.pool.share(block_ids)
         self.pool.reserve(missing)
+        for table, to_copy in zip(tables, copied, strict=True):
+            if to_copy:
+                self._copy(to_copy, table)
         sequence.tables = tables
         sequence.has_new_blocks = True
         sequence.num_computed_tokens = start
@@ -98,6 +106,22 @@ class SequenceBlocks:
         if not sequence.is_resumed:
             sequence.num_cached_tokens = start
         return True
+
+    def _written_again(self, group: LayerGroup, start: int, block_ids: BlockIds) -> BlockIds:
+        """Return those of a hit's blocks that a sequence which computes from `start` on would write: the last entry of a group
+        whose entries are replaced, or that is not full."""
+        if group.kind.is_replaced or (group.kind.grows and start % self.cache.entry_size):
+            return block_ids[len(block_ids) - group.width :] if block_ids else block_ids
+        return block_ids[:0]
+
+    def _copy(self, block_ids: BlockIds, table: BlockTable) -> None:
+        """Give `table`, which is promised its blocks, a copy of the shared `block_ids` in their place."""
+        own = self.allocate(len(block_ids), len(block_ids))
+        table.num_reserved -= len(block_ids)
+        table.append(own)
+        for source, target in zip(block_ids, own, strict=True):
+            self.copies.add(source, target)
+        self.pool.release(block_ids, self.cache)
 
     def give_back(self, sequence: Sequence) -> None:
         """Release the blocks of `sequence`, and what it was promised."""
@@ -158,10 +182,12 @@ class SequenceBlocks:
         hits them runs in this step or later, and within a step every layer stores all keys before any query reads."""
         self.extend_hashes(sequence)
         for group, table in enumerate(sequence.tables):
+            per = self.cache.entry_blocks(table.group)
             # A window that is shorter than what is in flight has given up blocks whose ids were not known yet.
-            first = max(sequence.num_registered_blocks, table.first_entry)
-            if first < num_full and table.group.kind.grows:
-                self.cache.insert(sequence.block_hashes[first:num_full], group, table.entry_ids(first, num_full))
+            first, end = max(sequence.num_registered_blocks // per, table.first_entry), num_full // per
+            if first < end and table.group.kind.grows:
+                names = sequence.block_hashes[first * per + per - 1 : end * per : per]
+                self.cache.insert(names, group, table.entry_ids(first, end))
         first, sequence.num_registered_blocks = sequence.num_registered_blocks, num_full
         for claim in sequence.claims:
             claim.registered(first)

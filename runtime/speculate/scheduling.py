@@ -37,7 +37,7 @@ class DraftScheduling(Feature):
 
     def connect(self, scheduler: Scheduling) -> None:
         self.scheduler = scheduler
-        self.resting = Resting(self.speculation, scheduler.blocks.cache.block_size)
+        self.resting = Resting(self.speculation, scheduler.blocks.cache.entry_size)
         scheduler.blocks.when_allocated.append(self.resting.forget)
         self.widths = [group.width for group in scheduler.blocks.cache.groups]
         self.has_states = states.has_states(scheduler.blocks)
@@ -194,11 +194,12 @@ class _Drafts(Claim):
     # --- it starts ------------------------------------------------------------------------------------------------
 
     def reuses(self, match: Match) -> int:
-        resting, block_size = self._feature.resting, self._feature.scheduler.blocks.cache.block_size
-        self._found, self._stale = resting.first_of(match.num_entries, match.ids, self._feature.widths), ()
+        resting, cache = self._feature.resting, self._feature.scheduler.blocks.cache
+        num_entries = -(-match.num_entries * cache.block_size // cache.entry_size)
+        self._found, self._stale = resting.first_of(num_entries, match.ids, self._feature.widths), ()
         if self._found < 0 or not resting.is_computed_anew(self._sequence, self._found):
             return match.num_entries
-        num_entries, self._found, self._stale = self._found // block_size, -1, match.ids
+        num_entries, self._found, self._stale = self._found // cache.block_size, -1, match.ids
         return num_entries
 
     def started(self) -> None:
@@ -244,12 +245,14 @@ class _Drafts(Claim):
 
     def registered(self, first_entry: int) -> None:
         """Record the prefix-cache entries, from `first_entry` on, that lack draft KV of some tokens."""
-        sequence, block_size = self._sequence, self._feature.scheduler.blocks.cache.block_size
+        sequence, cache = self._sequence, self._feature.scheduler.blocks.cache
         if sequence.first_unfollowed < 0:
             return
         for table in sequence.tables:
-            first = max(first_entry, table.first_entry, sequence.first_unfollowed // block_size)
-            self._feature.resting.remember(table.entry_ids(first, max(first, sequence.num_registered_blocks)))
+            per = cache.entry_blocks(table.group)
+            first = max(first_entry // per, table.first_entry, sequence.first_unfollowed // (per * cache.block_size))
+            end = sequence.num_registered_blocks // per if table.group.kind.grows else 0
+            self._feature.resting.remember(table.entry_ids(first, max(first, end)))
 
     def settled(self, num_extra: int, token_ids: Several[int]) -> None:
         self._speculation.settled(self._sequence, num_extra, token_ids)

@@ -194,7 +194,11 @@ def assemble(
     limits = SchedulerLimits(
         plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
     )
-    prefixes = PrefixCache(plan.layout.block_size, plan.enable_prefix_caching, plan.layout.groups, cache_key)
+    layout = plan.layout
+    prefixes = PrefixCache(
+        layout.kernel_block_size, plan.enable_prefix_caching, layout.groups, cache_key,
+        entry_blocks=layout.block_size // layout.kernel_block_size,
+    )  # fmt: skip
     adapters = _adapters(plan, model, shards or [model])
     scheduler = Scheduler(
         limits, BlockPool(plan.num_kv_blocks), prefixes, plan.policy(), step_budget=plan.step_budget(),

@@ -23,9 +23,12 @@ class Lookup:
         self.token_s = token_s
         self._slot_bytes = slot_bytes
 
-    def worth_reading(self, cache: PrefixCache, names: Several[BlockHash], num_cached: int, num: int) -> list[Key]:
-        """Return the entries to bring up of a prefix of `num_cached` cached entries. Without those of the disk where these would
-        take longer than computing, and none where the others would, too."""
+    def worth_reading(
+        self, cache: PrefixCache, names: Several[BlockHash], num_cached: int, num: int
+    ) -> tuple[int, list[Key]]:
+        """Return how many tokens need not be computed if entries are brought up, and these entries. `num_cached`: hashed blocks
+        of the cached prefix. Without entries of the disk where these would take longer than computing, and none where the
+        others would, too."""
         tiers: list[tuple[Container[Key], ...]] = [(self.host,)]
         if self.disk is not None:
             tiers.insert(0, (self.host, self.disk))
@@ -33,39 +36,35 @@ class Lookup:
             longest, missing = self._missing(cache, names, num_cached, num, found_in)
             if not missing:
                 continue
-            saved_s = (longest - num_cached) * cache.block_size * self.token_s
-            if self._read_s(cache, missing) < saved_s:
-                return missing
-            self.stats.num_too_slow += (longest - num_cached) * cache.block_size
+            num_tokens = (longest - num_cached) * cache.block_size
+            if self._read_s(cache, missing) < num_tokens * self.token_s:
+                return num_tokens, missing
+            self.stats.num_too_slow += num_tokens
             self.stats.rates[FROM_HOST].refused()
             self.stats.rates[FROM_DISK].refused()
-        return []
+        return 0, []
 
     def _missing(
         self, cache: PrefixCache, names: Several[BlockHash], num_cached: int, num: int, tiers: Several[Container[Key]]
     ) -> tuple[int, list[Key]]:
-        """Return the longest prefix that cache and `tiers` have together, in entries, and what of it only the tiers have."""
-        block_size = cache.block_size
-        while num > num_cached:
-            before = num
+        """Return the longest prefix that cache and `tiers` have together, in hashed blocks, and what of it only the tiers have."""
+        found = [_Names(index, cache.named(index), tiers) for index in range(len(cache.groups))]
+        while (num := cache.longest_prefix(names, num, found)) > num_cached:
+            longest, missing = num, list[Key]()
             for index, group in enumerate(cache.groups):
-                num = group.kind.longest_prefix(names, num, _Names(index, cache.named(index), tiers), block_size)
-            if num != before:
-                continue
-            missing: list[Key] = []
-            for index, group in enumerate(cache.groups):
-                cached = cache.named(index)
-                for entry in range(group.first_in_window(num * block_size) // block_size, num):
-                    if names[entry] in cached:
+                cached, needed = cache.named(index), cache.needed(group, names, num)
+                for place, name in enumerate(needed):
+                    if name in cached:
                         continue
-                    if not any((index, names[entry]) in tier for tier in tiers):
-                        num = entry  # the group's kind was too hopeful
+                    if name not in found[index]:  # the group's kind was too hopeful
+                        longest = cache.without(group, num, len(needed) - place)
                         break
-                    missing.append((index, names[entry]))
-                if num != before:
+                    missing.append((index, name))
+                if longest != num:
                     break
-            else:
+            if longest == num:
                 return num, missing
+            num = longest
         return num_cached, []
 
     def _read_s(self, cache: PrefixCache, missing: Several[Key]) -> float:

@@ -30,11 +30,11 @@ from runtime.tiers.lookup import Lookup
 from runtime.tiers.stats import FROM_DISK, FROM_HOST, TO_DISK, TO_HOST, TierStats
 
 if TYPE_CHECKING:
+    from runtime.kv.sequence_blocks import SequenceBlocks
     from runtime.tiers.disk import DiskTier
 
 log = logging.getLogger("oneloop.engine")
 
-_COPY_BYTES = 64 << 20  # of one copy, so that others get their turn and little memory is staged
 _HELD_SHARE = 4  # a copy down holds at most this part of all blocks, and writes to disk of all slots
 _MAX_LOOKUPS = 16  # of a step: hundreds may wait
 _MAX_TRIES = 3  # fetches of a sequence until it starts: others may have evicted what came up
@@ -42,10 +42,12 @@ _MAX_TRIES = 3  # fetches of a sequence until it starts: others may have evicted
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Entries on their way up for sequence `number`. `found`: entries and the blocks that they fill. `kept`: the cached blocks
-    before them, which must not go meanwhile. `begins_after`: the step that has to settle first."""
+    """Entries on their way up for sequence `number`, with which `num_tokens` need not be computed. `found`: entries and the blocks
+    that they fill. `kept`: the cached blocks before them, which must not go meanwhile. `begins_after`: the step that has to
+    settle first."""
 
     number: int
+    num_tokens: int
     found: dict[Key, Several[int]]
     kept: Several[Several[int]]
     begins_after: int
@@ -58,9 +60,11 @@ class _Fetch:
 class TierScheduling(Feature):
     def __init__(
         self, host: HostTier, slabs: HostMemory, token_s: float, disk: DiskTier | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, copy_bytes: int = 64 << 20,
     ) -> None:  # fmt: skip
-        """Create the tiers. `token_s`: measured time in which a prompt's token is computed."""
+        """Create the tiers. `token_s`: measured time in which a prompt's token is computed. `copy_bytes`: most of one copy, so that
+        others get their turn and little memory is staged."""
+        self._copy_bytes = copy_bytes
         self.host, self.slabs, self.disk = host, slabs, disk
         self.stats = TierStats()
         self.lookup = Lookup(host, disk, slabs.slot_bytes, token_s, self.stats)
@@ -80,7 +84,11 @@ class TierScheduling(Feature):
 
     def connect(self, scheduler: Scheduling) -> None:
         self._scheduler = scheduler
-        self._blocks, self._cache = scheduler.blocks, scheduler.blocks.cache
+        self._cache = scheduler.blocks.cache
+
+    @property
+    def _blocks(self) -> SequenceBlocks:
+        return self._scheduler.blocks
 
     def claim(self, sequence: Sequence) -> Claim:
         return _Prefix(self, sequence)
@@ -112,7 +120,8 @@ class TierScheduling(Feature):
         names, num_reusable = sequence.block_hashes, sequence.num_reusable // self._cache.block_size
         match = self._cache.match(names, num_reusable)
         self.stats.num_queries += max(0, num_reusable - match.num_entries) * self._cache.block_size
-        missing = self.lookup.worth_reading(self._cache, names, match.num_entries, min(num_reusable, len(names)))
+        most = min(num_reusable, len(names))
+        num_tokens, missing = self.lookup.worth_reading(self._cache, names, match.num_entries, most)
         if not missing:
             return True
         num = sum(self._cache.groups[group].width for group, _ in missing)
@@ -129,7 +138,7 @@ class TierScheduling(Feature):
             end = start + self._cache.groups[key[0]].width
             found[key] = block_ids[start:end]
             start = end
-        fetch = _Fetch(sequence.number, found, [*match.ids], self._num_scheduled)
+        fetch = _Fetch(sequence.number, num_tokens, found, [*match.ids], self._num_scheduled)
         self._fetches[sequence.number] = fetch
         self._new.append(fetch)
         self._go_on()
@@ -244,9 +253,10 @@ class TierScheduling(Feature):
         self._fetches.pop(fetch.number, None)
         for group, name in fetch.filled:
             self._cache.insert([name], group, fetch.found[group, name])
-            if group == 0:
-                tier = "disk" if (group, name) in fetch.from_disk else "host"
-                self.stats.hits[tier] += self._cache.block_size
+        num_from_disk = sum(key in fetch.from_disk for key in fetch.filled)
+        for tier, num in (("disk", num_from_disk), ("host", len(fetch.filled) - num_from_disk)):
+            if num:
+                self.stats.hits[tier] += fetch.num_tokens * num // len(fetch.found)
         for block_ids in (*fetch.found.values(), *fetch.kept):
             self._blocks.pool.release(block_ids, self._cache)
         if self._door is not None:
@@ -268,8 +278,12 @@ class TierScheduling(Feature):
             end = min(end, sequence.first_unfollowed // self._cache.block_size)
         on_disk = self.disk is not None and request.adapter is None  # adapters are numbered by each process
         for group, table in enumerate(sequence.tables):
-            for name in sequence.block_hashes[table.first_entry : end]:
+            cached = self._cache.named(group)
+            first = table.first_entry * self._cache.entry_blocks(table.group)
+            for name in sequence.block_hashes[first:end]:
                 key = group, name
+                if name not in cached:
+                    continue
                 if key in self.host:
                     self.host.hold(key)  # the most recently used
                     self.host.release(key)
@@ -280,7 +294,7 @@ class TierScheduling(Feature):
     def _save(self) -> None:
         """Copy down the next entries that the prefix cache still has and no step in flight can write any more."""
         assert self._door is not None
-        most = max(1, min(self._blocks.pool.num_blocks // _HELD_SHARE, _COPY_BYTES // self.slabs.slot_bytes))
+        most = max(1, min(self._blocks.pool.num_blocks // _HELD_SHARE, self._copy_bytes // self.slabs.slot_bytes))
         num, saving = 0, self._saving
         while self._to_keep and num < most:
             key, (step, on_disk) = next(iter(self._to_keep.items()))
@@ -351,7 +365,7 @@ class TierScheduling(Feature):
     # --- both -----------------------------------------------------------------------------------------------------
 
     def _next(self, left: deque[Key], num_blocks: Callable[[Key], int]) -> list[Key]:
-        most, keys, num = max(1, _COPY_BYTES // self.slabs.slot_bytes), [], 0
+        most, keys, num = max(1, self._copy_bytes // self.slabs.slot_bytes), [], 0
         while left and num < most:
             keys.append(left.popleft())
             num += num_blocks(keys[-1])

@@ -57,9 +57,11 @@ async def started(config: EngineConfig, files: ModelFiles) -> Engine:
     return engine
 
 
-async def answer(engine: Engine, number: int, prompt: list[int], salt: str | None = None) -> tuple[list[int], int]:
+async def answer(
+    engine: Engine, number: int, prompt: list[int], salt: str | None = None, max_tokens: int = 6
+) -> tuple[list[int], int]:
     """The answer's ids, and how many tokens of the prompt were cached."""
-    params = SamplingParams(6, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True)
     ids, num_cached = [], 0
     async with engine.submit([Request(str(number), prompt, params, cache_salt=salt)]) as stream:
         async for (output,) in stream:

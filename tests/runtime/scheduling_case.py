@@ -20,6 +20,7 @@ from runtime.policy.fairness import POLICIES
 from runtime.policy.step_budget import FixedBudget, Load
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
+from runtime.snapshots.scheduling import SnapshotScheduling
 from runtime.speculate.scheduling import DraftScheduling
 from runtime.speculate.speculation import Speculation
 from tests.invariants import check_pool, check_tables
@@ -53,14 +54,17 @@ def make(
     proposer=None,
     step_budget=None,
     stages=1,
+    entry_blocks=1,
 ) -> Scheduler:
     limits = SchedulerLimits(seqs, budget, frozenset({EOS}))
     caching = caching and all(group.kind.no_prefix_reason is None for group in groups)
     features: list[Feature] = [StageTurns(stages)] if stages > 1 else []
+    if caching and any(group.state for group in groups):
+        features.append(SnapshotScheduling())
     if proposer is not None:
         features.append(DraftScheduling(Speculation(proposer, 64)))
     return Scheduler(
-        limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups), POLICIES[policy](),
+        limits, BlockPool(num_blocks), PrefixCache(BLOCK, caching, groups, entry_blocks=entry_blocks), POLICIES[policy](),
         step_budget=step_budget or FixedBudget(mixed), features=features,
     )  # fmt: skip
 

@@ -73,13 +73,14 @@ def test_a_cache_smaller_than_the_models_context_shortens_it_and_says_so():
     assert "max-model-len" in plan.notes[0]
 
 
-def test_recurrent_layers_turn_prefix_caching_off_and_that_is_said():
-    layers = (*LAYERS, state((64, 64)))
+def test_layers_without_reusable_memory_turn_prefix_caching_off_and_that_is_said():
+    layers = (*LAYERS, Nothing())
     plan = resolve(layers=layers)
     assert not plan.enable_prefix_caching
     assert any("prefix caching is off" in note for note in plan.notes)
     assert not any("prefix caching" in note for note in resolve(layers=layers, enable_prefix_caching=False).notes)
     assert resolve().enable_prefix_caching
+    assert resolve(layers=(*LAYERS, state((64, 64)))).enable_prefix_caching
 
 
 def test_a_model_without_memory_takes_no_blocks_and_its_whole_context():

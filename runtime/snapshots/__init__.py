@@ -1,0 +1,1 @@
+"""Snapshots of recurrent states: a prefix cache for recurrent and hybrid models."""
