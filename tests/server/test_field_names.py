@@ -65,8 +65,8 @@ async def test_each_api_names_the_effort_by_its_own_field(serve):
     chat = error_of(await server.chat(**words), 400)
     response = error_of(await server.respond(reasoning={"effort": "none"}), 400)
     assert (chat["param"], response["param"]) == ("reasoning_effort", "reasoning.effort")
-    assert chat["message"].startswith("reasoning_effort 'none' is unknown")
-    assert response["message"].startswith("reasoning.effort 'none' is unknown")
+    assert chat["message"].startswith("reasoning_effort 'none' is not supported")
+    assert response["message"].startswith("reasoning.effort 'none' is not supported")
     message = {"max_tokens": 20, "model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
     ignored = await server.post("/v1/messages", {**message, "output_config": {"effort": "max"}})
     assert ignored.headers["x-ignored-fields"] == "output_config.effort"

@@ -130,7 +130,7 @@ async def test_what_cannot_be_started_is_refused_with_what_to_do(serve, monkeypa
     for argv, said in (
         (["claude", "--url", url, "--api-key", "secret"], "claude is not installed: npm install -g @anthropic"),
         (["codex", "--url", url], "requires a key: use --api-key, or set ONELOOP_API_KEY"),
-        (["codex", "--url", url, "--api-key", "secret", "--model", "other"], "has no model other; it has tiny"),
+        (["codex", "--url", url, "--api-key", "secret", "--model", "other"], "has no model other; it serves tiny"),
         (["codxe"], r"'codxe' is not one of .* \(did you mean codex\?\)"),
         (["codex", "--url", "http://127.0.0.1:9"], "no server responds at http://127.0.0.1:9 .*oneloop serve MODEL"),
         (["codex", "--url", "unix:/x.sock"], "start it with --port"),
