@@ -115,7 +115,9 @@ def _operation(
         }
     content = {media: {"schema": _schema_of(kind, schemas)} for media, kind in operation.answers.items()}
     headers = ["X-Request-Id"] if operation.request is None else ["X-Request-Id", "X-Ignored-Fields"]
-    responses: Json = {"200": {"description": "OK", "headers": _references(headers), "content": content}}
+    success = "101" if operation.is_socket else "200"
+    description = HTTPStatus(int(success)).phrase
+    responses: Json = {success: {"description": description, "headers": _references(headers), "content": content}}
     if operation.id.startswith("health"):
         responses["503"] = {**responses["200"], "description": "Requests may not enter"}
     responses |= {

@@ -47,7 +47,7 @@ class Route:
     The path is in Starlette's form: `{name}`, or `{name:path}` if it may contain slashes. `answers`: media type to the type
     of a successful response, None for plain text. `refusals`: error statuses in addition to those of every route, with body
     type `error`. `query`: type of the query parameters. `parameters`: descriptions of path parameters. `request_media`:
-    media type of the body, which may be absent if `may_be_bodiless`."""
+    media type of the body, which may be absent if `may_be_bodiless`. `is_socket`: it opens a WebSocket."""
 
     handler: Handler
     method: str
@@ -63,6 +63,7 @@ class Route:
     parameters: Mapping[str, str] = field(default_factory=dict)
     request_media: str = JSON
     may_be_bodiless: bool = False
+    is_socket: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

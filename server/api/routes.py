@@ -35,4 +35,5 @@ def found_routes() -> tuple[Route, ...]:
 
 
 ROUTES = found_routes()
+SOCKET_PATHS = frozenset(each.path.encode("ascii") for each in ROUTES if each.is_socket)
 ERROR_SHAPES: Mapping[str, ErrorShape] = MappingProxyType({each.path: each.shape for each in _declared(ErrorsBelow)})

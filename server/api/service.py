@@ -11,6 +11,7 @@ from server.config.server_config import ServerConfig
 from server.generate.speech.stats import SpeechStats
 from server.http.metrics import HttpStats
 from server.http.offload import Offload
+from server.http.websocket import OpenSockets
 from server.models.dashboard import Feed, Texts
 from server.models.library import Library
 from server.models.lifecycle import Lifecycle, TokenProbe
@@ -32,8 +33,9 @@ class Service:
     feed: Feed | None = None
     library: Library | None = None
     speech_stats: SpeechStats = field(default_factory=SpeechStats)
+    sockets: OpenSockets = field(default_factory=OpenSockets)
     responses: ResponseStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.config.max_stored_responses, self.config.max_stored_bytes)
-        self.http_stats.sources.append(self.speech_stats.metrics)
+        self.http_stats.sources += [self.speech_stats.metrics, self.sockets.metrics]

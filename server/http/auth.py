@@ -45,6 +45,9 @@ OPERATOR_PATHS = frozenset(
 )
 
 
+KEY_SUBPROTOCOL = "openai-insecure-api-key."  # OpenAI's, followed by the key
+
+
 def is_open(path: str) -> bool:
     """Return whether `path` needs no key."""
     return path in OPEN_PATHS or path in PAGES or path.startswith(PAGE_ASSETS)
@@ -104,7 +107,7 @@ class Keys:
 
 
 def presented(scope: Scope) -> list[bytes]:
-    """Return the keys of a request: the first `Authorization: Bearer` and the first `x-api-key`."""
+    """Return the keys of a request: the first `Authorization: Bearer`, the first `x-api-key`, and those of subprotocols."""
     authorization = x_api_key = None
     for name, value in scope["headers"]:
         if name == b"authorization" and authorization is None:
@@ -112,6 +115,8 @@ def presented(scope: Scope) -> list[bytes]:
         elif name == b"x-api-key" and x_api_key is None:
             x_api_key = value.strip()
     keys = [x_api_key] if x_api_key else []
+    offered = scope.get("subprotocols", ())  # of a WebSocket, to which a browser's script can add no header
+    keys += [each[len(KEY_SUBPROTOCOL) :].encode() for each in offered if each.startswith(KEY_SUBPROTOCOL)]
     scheme, _, token = (authorization or b"").strip().partition(b" ")
     if scheme.lower() == b"bearer" and token.strip():
         keys.append(token.strip())

@@ -125,6 +125,15 @@ class Call:
             release()
         self.receive = self.send_body = self.writer = self.body = None
 
+    def next(self, id: str) -> Call:
+        """Return the call of a request that came just now over this one's WebSocket."""
+        call = Call(
+            id, address=self.address, headers=self.headers, route=self.route, key=self.key, is_admin=self.is_admin
+        )
+        call.shares_as, call.trace_headers, call.offload = self.shares_as, self.trace_headers, self.offload
+        call.default_timeout_s = self.default_timeout_s
+        return call
+
     @property
     def caller(self) -> bytes | None:
         """Key of the client for fair sharing: its API key, or without keys its address, for IPv6 its /64 network. All

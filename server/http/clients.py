@@ -158,6 +158,12 @@ class Clients:
             self._by_address[address] += 1
         return None
 
+    def replace(self, client: Client, successor: Client) -> None:
+        """Count `successor` instead of `client`, whose connection it has taken over."""
+        self.deadlines.clear(client)
+        self.hold(client, 0)
+        successor.is_admitted, client.is_admitted = client.is_admitted, False
+
     @property
     def may_be_told(self) -> bool:
         """True if one more refused connection may receive an error response."""

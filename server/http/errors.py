@@ -289,6 +289,16 @@ class MethodNotAllowed(ApiError):
         return {"allow": self.allowed}
 
 
+class UpgradeRequired(ApiError):
+    status, type, code = 426, "invalid_request_error", "upgrade_required"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{clip(path)} is a WebSocket: connect to it with a WebSocket client")
+
+    def headers(self) -> dict[str, str]:
+        return {"upgrade": "websocket", "connection": "upgrade"}
+
+
 class Conflict(ApiError):
     status, type, code = 409, "invalid_request_error", "conflict"
 

@@ -33,6 +33,7 @@ from server.http.errors import (
     clip,
 )
 from server.http.metrics import HttpStats
+from server.http.websocket import as_request
 
 logger = logging.getLogger("oneloop.http")
 access_logger = logging.getLogger("oneloop.access")
@@ -133,8 +134,8 @@ class RequestMiddleware:
         self._noted = NotedOnce()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # a WebSocket: uvicorn is told to refuse them before they get here
+        if scope["type"] == "websocket":
+            scope, receive, send = await as_request(scope, receive, send)
         scope["app"] = self  # Starlette's Router then raises what it would answer
         call = call_in(scope)
         call.begin(scope)
@@ -182,7 +183,7 @@ def _answer_to(error: Exception, scope: Scope, id: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError):
-        return _refusal_of(error)
+        return refusal_of(error)
     if isinstance(error, HTTPException) and error.status_code == 404:
         return RouteNotFound(scope["method"], scope["path"])
     if isinstance(error, HTTPException) and error.status_code == 405:
@@ -193,7 +194,7 @@ def _answer_to(error: Exception, scope: Scope, id: str) -> ApiError:
     return InternalError(id)
 
 
-def _refusal_of(error: EngineError) -> ApiError:
+def refusal_of(error: EngineError) -> ApiError:
     """Return the response for an error of the engine."""
     match error:
         case ContextTooLong():

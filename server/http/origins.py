@@ -73,6 +73,18 @@ def _header(scope: Scope, wanted: bytes) -> bytes | None:
     return None
 
 
+def check_socket_origin(scope: Scope, allowed: Collection[str]) -> None:
+    """Check a WebSocket's Origin: the page's own host, or one of `allowed` ("*": any). Browsers let pages of every site open
+    sockets, so CORS does not protect them. Raises OriginNotAllowed."""
+    origin = _header(scope, b"origin")
+    if origin is None or "*" in allowed:
+        return
+    text = origin.decode("latin-1")
+    host = (_header(scope, b"host") or b"").decode("latin-1")
+    if text not in allowed and text.partition("://")[2] != host:
+        raise OriginNotAllowed(text)
+
+
 class CrossOrigin:
     """CORS as two layers. `around` adds headers to every response, also errors, so it is outermost. `preflights` answers
     preflights inside of the logging layer, but before keys, which browsers do not send. Stream chunks bypass both.

@@ -13,25 +13,28 @@ gone, since a closed connection looks the same."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.http.call import Call, IncomingBody
 from server.http.clients import Clients, Timed
 from server.http.errors import ApiError, HeadTooLarge, MalformedHttp, RequestTimeout
+from server.http.outlet import BodyWriter, Outlet
+from server.http.websocket import Sockets
+
+if TYPE_CHECKING:
+    from server.http.socket_protocol import SocketProtocol
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and fields; trailers and sizes of chunks between two pieces of a body
 MAX_FIELDS = 256  # of one message, trailers included
 MIN_BODY_BYTES = 16 * 1024  # of an unfinished body in each --timeout-body
 CHUNKED_PIECE_BYTES = 4096  # parsed at once of a chunked body, in which every byte may be a chunk
 CALLBACKS_A_TURN = 1000  # of the parser, about half a millisecond; then others have their turn of the loop
-MAX_JOINED_BYTES = 1 << 16  # of a body, copied behind its head
 LINGER_S = 2.0  # for a client to read why it is refused, while what it still sends is thrown away
 _BLANK_LINE = b"\r\n\r\n"
 
@@ -55,76 +58,6 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self.held:
             super().resume_reading()
-
-
-class _Outlet:
-    """Transport of a response. The head is sent together with the data written in the same loop iteration: one system call,
-    and one packet for most responses. `close` leaves the client time to read."""
-
-    __slots__ = ("_connection", "_head", "write")
-
-    def __init__(self, connection: HttpProtocol) -> None:
-        self._connection = connection
-        self._head = b""
-        self.write: Callable[[bytes], None] = self._begin
-
-    def begin(self) -> None:
-        """Reset for the next response."""
-        self.write = self._begin
-
-    def _begin(self, data: bytes) -> None:
-        if not self._connection.cycle.response_started:  # the client is told to go on with its body
-            self._connection.transport.write(data)
-            return
-        self._head, self.write = data, self._join
-        self._connection.loop.call_soon(self.flush)
-
-    def _join(self, data: bytes) -> None:
-        if len(data) <= MAX_JOINED_BYTES:
-            self._head += data
-            self.flush()
-        else:
-            self.flush()
-            self.write(data)
-
-    def flush(self) -> None:
-        if self._head:
-            head, self._head, self.write = self._head, b"", self._connection.transport.write
-            if not self._connection.transport.is_closing():
-                self.write(head)
-
-    def is_closing(self) -> bool:
-        return self._connection.transport.is_closing()
-
-    def close(self) -> None:
-        self._connection.finish()
-
-
-class BodyWriter:
-    """Writer of the next part of a started response, without `send`. Returns False without writing if that would block or is
-    not a chunk."""
-
-    __slots__ = ("_cycle", "_flow", "_outlet")
-
-    def __init__(self, cycle: RequestResponseCycle, flow: FlowControl, outlet: _Outlet) -> None:
-        self._cycle = cycle
-        self._flow = flow
-        self._outlet = outlet  # whose head may still be there
-
-    def __call__(self, body: bytes) -> bool:
-        write = self.chunk_writer
-        if write is None:
-            return False
-        write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
-
-    @property
-    def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """Return a function that writes one chunk of a given size; None if that would block."""
-        cycle = self._cycle
-        if self._flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
-            return None
-        return self._outlet.write
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -156,7 +89,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
-        self._outlet = _Outlet(self)
+        self._outlet = Outlet(self)
         refusal = self.clients.admit(self)
         if refusal is None:
             self._enter(Phase.HEAD)
@@ -261,6 +194,9 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
+            if self._opens_socket:
+                self._open_socket(piece[upgrade.args[0] :] + self._unparsed)
+                return
             # Another protocol is offered, not demanded: the request is answered in this one.
             self._unparsed = piece[upgrade.args[0] :] + self._unparsed
             if self._in_body:
@@ -282,6 +218,33 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_reparsing = True
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + _BLANK_LINE)
         self._is_reparsing = False
+
+    # --- WebSockets -----------------------------------------------------------------------------------------------
+
+    @property
+    def _opens_socket(self) -> bool:
+        return bool(self.parser.should_upgrade() and self._should_upgrade())
+
+    def _should_upgrade(self) -> bool:
+        sockets = self.ws_protocol_class
+        is_get = self.parser.get_method() == b"GET" and self._remaining == 0
+        return (
+            isinstance(sockets, Sockets)
+            and is_get
+            and self.url.partition(b"?")[0] in sockets.paths
+            and super()._should_upgrade()
+        )
+
+    def _open_socket(self, rest: bytes) -> None:
+        """Hand the connection over to the protocol of WebSockets. `rest`: what came behind the handshake."""
+        self._is_deaf, self._unparsed = True, b""
+        self.handle_websocket_upgrade()
+        successor = cast("SocketProtocol", self.transport.get_protocol())
+        self.clients.replace(self, successor)
+        if rest:
+            successor.data_received(rest)
+        self._forget()
+        del self._outlet
 
     # --- what the parser finds ------------------------------------------------------------------------------------
 
@@ -318,6 +281,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._body = IncomingBody(self.account)
         self.scope["call"] = Call(body=self._body, writer=self.body_writer)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        if self._opens_socket:
+            return
         self._outlet.begin()
         self.cycle.transport = self._outlet  # type: ignore[assignment]
         self._in_body = True
@@ -345,6 +310,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._opens_socket:
+            return
         if self.parser.should_upgrade() and self._remaining != 0:
             return  # its body comes yet: `_parse_body_anyway`
         super().on_message_complete()

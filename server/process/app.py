@@ -100,6 +100,7 @@ def create_app(service: Service) -> ASGIApp:
         lifecycle.when_loaded(service.texts.watch)
     service.feed = Feed(Snapshots(lifecycle, lambda: service.http_stats.in_flight, has_texts=service.texts is not None))
     lifecycle.when_draining(service.feed.close)
+    lifecycle.when_draining(service.sockets.leave)
     service.batch_folder = folder = BatchFolder.of(config)
     if folder is not None:
         service.batches = start_batches(service, folder)

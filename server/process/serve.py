@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Literal, cast
 import uvicorn
 
 from runtime.api import LoadProgress
+from server.api.routes import SOCKET_PATHS
 from server.api.service import Service
 from server.config.server_config import ServerConfig
 from server.http.clients import Clients, raise_file_limit
 from server.http.offload import MAX_WAITING, Offload, limit_arenas, switch_quickly
 from server.http.protocol import HttpProtocol
+from server.http.websocket import Sockets
 from server.models.library import Library
 from server.models.lifecycle import Lifecycle, Load, LoadError
 from server.models.model import LoadedModel
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("oneloop.process")
 
+MAX_MESSAGE_BYTES = 16 * 1024**2  # of a WebSocket
 CLOSE_LIMIT_S = 2  # for responses that are complete but not yet read, when the drain timeout is used up
 DEATH_LIMIT_S = 0.5  # for the last words of an engine that has died
 EXIT_LIMIT_S = 1  # for threads that work for nobody any more
@@ -94,7 +97,9 @@ def http_server(service: Service, max_connections: int | None = None) -> HttpSer
         uvicorn.Config(
             create_app(service),
             http=cast("type[asyncio.Protocol]", partial(HttpProtocol, clients)),
-            ws="none",
+            ws=cast("type[asyncio.Protocol]", Sockets(clients, SOCKET_PATHS)),
+            ws_max_size=min(service.config.max_body_size, MAX_MESSAGE_BYTES),
+            ws_per_message_deflate=False,  # audio in base64 saves little, and a small message could unpack to a large one
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -284,7 +289,8 @@ class Process:
             print(f"oneloop: shutting down: {counts}; Ctrl-C again ends at once", file=sys.stderr, flush=True)
         else:
             logger.info("shutting down: %s", counts)
-        aborted = await loaded.engines.drain(limit_s)
+        await self._service.sockets.closed(limit_s)
+        aborted = await loaded.engines.drain(max(0.0, limit_s - (time.monotonic() - began_s)))
         if aborted:
             logger.warning("%d requests were aborted at the drain timeout", aborted)
         left_s = limit_s - (time.monotonic() - began_s)

@@ -24,11 +24,16 @@ class SpeechStats:
         self._counts[bisect_left(_FACTORS, factor)] += 1
         self._sum += factor
 
+    def observe_live(self, seconds: float) -> None:
+        """Count `seconds` of audio that was transcribed while it came, at its own speed."""
+        self._seconds += seconds
+
     def metrics(self) -> Iterable[Metric]:
         """Return the metrics; none before the first transcript."""
+        if self._seconds:
+            yield Metric("speech_audio_seconds", "Seconds of audio transcribed.", "counter", {(): self._seconds})
         if not any(self._counts):
             return
-        yield Metric("speech_audio_seconds", "Seconds of audio transcribed.", "counter", {(): self._seconds})
         yield Metric(
             "speech_real_time_factor", "Seconds of audio per second of a request.", "histogram",
             {(): HistogramData(_FACTORS, tuple(self._counts), self._sum)},

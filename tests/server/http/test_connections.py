@@ -17,11 +17,11 @@ from runtime.api import QueueFull
 from server.generate.generation import Generation
 from server.http import protocol
 from server.http.call import IncomingBody
+from server.http.outlet import BodyWriter
 from server.http.protocol import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MIN_BODY_BYTES,
-    BodyWriter,
     HttpProtocol,
     Phase,
 )

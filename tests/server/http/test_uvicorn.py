@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from server.http import protocol
 from server.http.protocol import HttpProtocol
+from server.http.socket_protocol import SocketProtocol
 
 ROOT = Path(__file__).parents[3]
 CALLED_BY_UVICORN = (
@@ -34,6 +36,21 @@ def test_uvicorn_has_the_method_that_we_override_with_the_same_parameters(name: 
     assert name in vars(HttpProtocol), f"{name} is no longer overridden"
     theirs, ours = (inspect.signature(getattr(owner, name)) for owner in (HttpToolsProtocol, HttpProtocol))
     assert list(theirs.parameters) == list(ours.parameters)
+
+
+@pytest.mark.parametrize(
+    "name", ["connection_lost", "handle_message", "handle_ping", "shutdown", "pause_writing", "resume_writing"]
+)
+def test_its_protocol_of_websockets_has_the_method_that_we_override(name: str):
+    assert name in vars(SocketProtocol), f"{name} is no longer overridden"
+    theirs, ours = (inspect.signature(getattr(owner, name)) for owner in (WSProtocol, SocketProtocol))
+    assert list(theirs.parameters) == list(ours.parameters)
+
+
+def test_its_protocol_of_websockets_makes_the_attributes_that_we_read():
+    made = inspect.getsource(WSProtocol)
+    for name in ("buffer", "conn", "client", "transport", "writable", "handshake_complete", "close_sent"):
+        assert re.search(rf"self\.{name}\b.* = ", made), f"uvicorn's protocol has no attribute {name}"
 
 
 def test_every_method_that_we_call_of_its_classes_is_there():
