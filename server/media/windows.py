@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -55,6 +55,11 @@ class Sound:
                 yield
             self._loudest = loudest
         return self._mel.features(self._samples, start, self._window, self._loudest)
+
+
+def joined(pieces: Sequence[Float32s]) -> Float32s:
+    """Return pieces of audio, [N] each, as one."""
+    return np.concatenate([np.zeros(0, np.float32), *pieces])
 
 
 async def read_samples(

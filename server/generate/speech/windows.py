@@ -79,19 +79,23 @@ class WindowDecoder:
         return codes[max(drawn.top, key=lambda each: each[1])[0]]
 
     async def decode(
-        self, item: api.MediaItem, language: str | None, before: Sequence[int], note: NoteIds | None = None
-    ) -> Window:
+        self, item: api.MediaItem, language: str | None, before: Sequence[int], note: NoteIds | None = None,
+        *, prefix: Sequence[int] = (),
+    ) -> Window:  # fmt: skip
         """Decode a window behind the text `before`. With `note`, which is called with ids as they come, there is one attempt.
+        `prefix`: ids with which its text begins; the result has those behind them.
 
         Raises ApiError or EngineError."""
         request = self._request
         prompt = self._format.prompt_ids(language, request.task, timestamps=request.timestamps, before=before)
+        prompt += prefix
         *retried, last = request.temperatures if note is None else request.temperatures[:1]
         no_speech: float | None = None
         if request.measures_speech:
             no_speech = await self._no_speech(item, before)
         for temperature in (*retried, last):
-            drawn = await self._run(self._engine_request(item, prompt, self._params(prompt, temperature)), note)
+            params = self._params(prompt, temperature, is_begun=bool(prefix))
+            drawn = await self._run(self._engine_request(item, prompt, params), note)
             window = self._judged(drawn, temperature, no_speech)
             if note is not None:
                 return window
@@ -125,14 +129,15 @@ class WindowDecoder:
         ((_, drawn),) = await self._run(self._probe(item, self._format.start_ids(before), (self._format.no_speech,)))
         return math.exp(drawn.top[0][1])
 
-    def _params(self, prompt: Sequence[int], temperature: float) -> api.SamplingParams:
+    def _params(self, prompt: Sequence[int], temperature: float, *, is_begun: bool) -> api.SamplingParams:
         model, request = self._loaded.engine.model, self._request
         room = model.max_model_len - len(prompt)
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         sampling = structs.replace(request.sampling, temperature=temperature)
         core = GenerateRequest(prompt=Texts([list(prompt)]), sampling=sampling, max_tokens=max_tokens)
         (params,) = sampling_params(core, len(prompt), (), self._loaded.defaults, model)
-        return replace(params, logprobs=0, transcript=self._rules)
+        rules = replace(self._rules, first_suppressed_ids=frozenset()) if is_begun else self._rules
+        return replace(params, logprobs=0, transcript=rules)
 
     def _probe(self, item: api.MediaItem, prompt: Sequence[int], ids: tuple[int, ...]) -> api.Request:
         """Return a request for the log-probabilities of `ids` behind `prompt`."""
