@@ -130,7 +130,7 @@ class EngineOptions:
         minimum=1,
     )
     enable_prompt_embeds: bool = option(
-        False, "accept embeddings as prompts (prompt_embeds), from trusted clients only"
+        False, "accept embeddings as prompts (prompt_embeds); only if all clients are trusted"
     )
     encoder_cache_size: int = option(16384, "encoder tokens of media cached on the device", minimum=1)
     max_itl: float | None = option(
@@ -170,7 +170,7 @@ class EngineOptions:
     kv_disk_bytes: int = size(100 << 30, "maximum size of the --kv-disk folder", group=ENGINE)
     scheduling_policy: SchedulingPolicy = option(
         "fair",
-        "order of requests: fair shares tokens between clients, fcfs takes them by arrival, priority by their priority",
+        "order of requests: by arrival (fcfs), by priority (priority), or equal numbers of tokens for each client (fair)",
     )
     speculative_config: SpeculativeConfig | None = option(
         None,
@@ -180,7 +180,7 @@ class EngineOptions:
     )
     speculative_method: SpeculativeMethod | None = option(
         None,
-        "source of draft tokens: the text (ngram), past answers too (suffix), a smaller model, or a head (mtp, eagle, eagle3)",
+        "source of draft tokens: the text (ngram), past answers (suffix), a small model (draft_model), a head (mtp, eagle, eagle3)",
         aliases=("--spec-method",),
     )
     speculative_model: str | None = option(
@@ -194,7 +194,7 @@ class EngineOptions:
         aliases=("--spec-tokens",),
     )
     enable_lora: bool = option(False, "serve LoRA adapters: --lora-modules, --lora-resolver, /v1/load_lora_adapter")
-    max_loras: int = option(8, "maximum adapters in a step, each in a slot of the device", minimum=1)
+    max_loras: int = option(8, "maximum number of adapters in one step, each in device memory", minimum=1)
     max_cpu_loras: int | None = option(
         None, "adapters kept in memory, including those in slots (default: twice --max-loras)", minimum=1
     )

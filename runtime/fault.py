@@ -1,4 +1,4 @@
-"""Fault: severity of a failed step. The lane classifies its device's errors; the engine handles each class."""
+"""Severity of a failed step. The thread that runs a device's steps classifies its errors; the engine handles each class."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Scheduler:
             feature.check(request)
 
     def learn(self, batch: ScheduledBatch, took_s: float, since_s: float) -> None:
-        """Record the times of a step: it ran for `took_s` seconds and ended `since_s` seconds after the previous step."""
+        """Record times of a step for the policies: it ran `took_s` seconds and ended `since_s` seconds after the previous step."""
         if not any(feature.slows_steps for feature in self.features):
             self.step_policy.budget.settled(batch, took_s)
         for feature in self.features:

@@ -70,7 +70,7 @@ class OpenRequests:
     # --- what a step brought --------------------------------------------------------------------------------------
 
     def deliver(self, all_settled: Several[Settled], logprobs: Several[list[TokenLogprobs] | None]) -> None:
-        """Deliver the results of a step to the streams. `logprobs`: by sampling row of the step, or empty."""
+        """Deliver the results of a step to the streams. `logprobs`: by sampling row of the step, or empty if no row wants any."""
         by_number, notes_all = self.by_number, self._admission.counts_tokens
         for settled in all_settled:
             sequence, token_ids, finish, place, _ = settled

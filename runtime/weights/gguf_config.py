@@ -289,7 +289,9 @@ class Metadata:
         keyed = self.optional("attention.key_length") is not None
         head_dim = self.count("attention.key_length") if keyed else self.count("embedding_length") // heads
         if self.optional("attention.value_length") not in (None, head_dim):
-            raise WeightsError(f"{self._origin}values of another size than keys are not supported")
+            raise WeightsError(
+                f"{self._origin}attention heads whose values differ in size from their keys are not supported"
+            )
         return {
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,

@@ -196,7 +196,7 @@ def zeros(theirs: str) -> Rule:
 
 
 class Span(NamedTuple):
-    """Indices from `start` (inclusive) to `stop` (exclusive)."""
+    """Range of rows or columns from `start` (inclusive) to `stop` (exclusive)."""
 
     start: int
     stop: int

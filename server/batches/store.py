@@ -37,7 +37,7 @@ class Usage:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Usage:
-        """Return the usage of an answer, with the field names of a chat, a completion or a response."""
+        """Return the usage that an answer reports: a chat or completion by `prompt_tokens`, a response by `input_tokens`."""
         usage = body.get("usage") or {}
         prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
         completion = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}

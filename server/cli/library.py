@@ -79,7 +79,7 @@ def ago(seconds: float) -> str:
 
 
 def show(argv: Sequence[str], library: Library) -> int:
-    """Describe a model. Return the exit code. Raises ConfigError."""
+    """Print a description of a model. Return the exit code. Raises ConfigError."""
     parser = _parser(
         "show", "NAME [--json]", "Show what is known of a model: size, licence, formats, and its files on this disk."
     )

@@ -136,7 +136,7 @@ class ServerOptions(EngineOptions):
         None, """arguments of the model's processor: '{"max_pixels": 1003520}'""", group=MEDIA, metavar="JSON"
     )
     enable_mm_embeds: bool = option(
-        False, "accept image_embeds and audio_embeds, from trusted clients only", group=MEDIA
+        False, "accept image_embeds and audio_embeds; only if all clients are trusted", group=MEDIA
     )
     mm_processor_cache_gb: float = option(
         1.0, "cache of processed media, in GiB; 0 disables it", group=MEDIA, minimum=0, maximum=1024, metavar="GIB"

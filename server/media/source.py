@@ -124,7 +124,7 @@ def _no_such_file(where: str) -> InvalidMedia:
 
 def _not_empty(data: bytes, where: str) -> bytes:
     if not data:
-        raise InvalidMedia("there is no data", where)
+        raise InvalidMedia("the data is empty", where)
     return data
 
 

@@ -224,7 +224,7 @@ def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: boo
     Raises ValueError if generation is requested and not supported."""
     if asked == "generate" and not model.generates:
         raise ValueError(
-            f"--runner generate: {model.architecture} generates no tokens; leave it out, or --runner pooling"
+            f"--runner generate: {model.architecture} generates no tokens; omit the option, or use --runner pooling"
         )
     if asked == "auto":
         return "generate" if model.generates and not embeds else "pooling"

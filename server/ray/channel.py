@@ -119,7 +119,7 @@ class Mailbox:
         self._boxes: dict[int, Letterbox] = {}
 
     async def open(self) -> Letterbox:
-        """Return a letterbox for one request; close it afterwards. Raises OSError if listening fails."""
+        """Return a mailbox that receives the answer to one request; close it afterwards. Raises OSError if listening fails."""
         async with self._opening:
             if self._server is None:
                 loop = asyncio.get_running_loop()

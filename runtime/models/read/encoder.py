@@ -170,5 +170,5 @@ def with_dimensions(pooler: PoolerSpec, config: HfConfig) -> PoolerSpec:
     if sizes is None and not config.flag("is_matryoshka", False):
         return pooler
     if sizes is not None and not (isinstance(sizes, list) and all(type(each) is int and each > 0 for each in sizes)):
-        raise UnsupportedModel(f"config: matryoshka_dimensions is {sizes!r}, not a list of counts")
+        raise UnsupportedModel(f"config: matryoshka_dimensions is {sizes!r}, not a list of positive integers")
     return replace(pooler, matryoshka_dimensions=tuple(sizes or ()))

@@ -60,7 +60,7 @@ async def written(call: Call, parts: Parts, results: Sequence[Pooled], num_kinds
 async def listed(
     call: Call, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[Pooled]
 ) -> ASGIApp:  # fmt: skip
-    """Return a list response of `kind`. `items`: entries with their count of numbers."""
+    """Return a list response of `kind`. `items`: each entry with the number of floats in it. `results`: for the usage."""
     hole: Any = HOLE
     body = kind(id=id, created=int(time.time()), model=model, data=hole, usage=PoolingUsage.of(results))
     parts = ((encode(item), count) for item, count in items)

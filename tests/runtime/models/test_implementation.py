@@ -77,7 +77,7 @@ def test_sizes_that_embeddings_may_be_cut_to_are_read_whatever_computes_the_mode
     "model", [LLAMA, ARCEE, config("electra", "ElectraModel")], ids=lambda each: each["model_type"]
 )
 def test_sizes_that_are_none_are_refused_whatever_computes_the_model(model):
-    with pytest.raises(UnsupportedModel, match="matryoshka_dimensions is 8, not a list of counts"):
+    with pytest.raises(UnsupportedModel, match="matryoshka_dimensions is 8, not a list of positive integers"):
         implementation.describe(model | {"matryoshka_dimensions": 8})
 
 
