@@ -16,6 +16,7 @@ CONTAINERS = (
     ("wav", "pcm_s16le", RATE),
     ("flac", "flac", RATE),
     ("mp3", "libmp3lame", RATE),
+    ("ogg", "libopus", 48_000),
     ("webm", "libopus", 48_000),
     ("ipod", "aac", RATE),
 )
