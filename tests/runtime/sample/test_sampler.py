@@ -282,7 +282,7 @@ def test_more_biases_or_stop_ids_than_there_is_room_for_are_an_error(device):
     rows = Rows(device)
     with pytest.raises(ValueError, match="1025 tokens in logit_bias"):
         rows.bind(0, logit_bias=dict.fromkeys(range(MAX_BIASES + 1), 1.0))
-    with pytest.raises(ValueError, match="there is room for 1025"):
+    with pytest.raises(ValueError, match="the maximum is 1025"):
         rows.bind(0, min_tokens=1, stop_token_ids=frozenset(range(100, 102 + MAX_STOP_TOKEN_IDS)))
     rows.bind(0, min_tokens=1, stop_token_ids=frozenset(range(100, 100 + MAX_STOP_TOKEN_IDS)))
 
