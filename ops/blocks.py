@@ -15,7 +15,7 @@ Array = Any  # of numpy or of torch
 Q4_0 = WeightFormat("Q4_0")
 
 
-class Decoded(NamedTuple):
+class DecodedBlocks(NamedTuple):
     """Decoded blocks: codes [..., columns of a block] uint8 or int8, and roles [..., groups of a block]. A weight's value is
     (code - zero) * scales * super_scales + adds - mins * super_mins. Scales of MXFP4 count halves of its numbers."""
 
@@ -47,11 +47,11 @@ def as_w4(stored: StoredWeight) -> StoredWeight:
     return StoredWeight(W4, {role: found.tensors[role] for role in ("weight", "scales")}).with_bias(stored.bias)
 
 
-def decode(kind: str, rows: Array, library: Any) -> Decoded:
+def decode(kind: str, rows: Array, library: Any) -> DecodedBlocks:
     """Decode rows [rows, bytes] uint8 of whole blocks, arrays of `library`: codes [rows, columns], roles [rows, groups]."""
     blocks = rows.reshape(len(rows), -1, BLOCKS[WeightFormat(kind)].size)
     codes, roles, zero = DECODERS[kind](blocks, library)
-    return Decoded(
+    return DecodedBlocks(
         codes.reshape(len(rows), -1), {role: each.reshape(len(rows), -1) for role, each in roles.items()}, zero
     )
 
@@ -73,28 +73,28 @@ def _five_bits(high: Array, low: Array, library: Any) -> Array:
     return _nibbles(low, library) | bits << 4
 
 
-def _q4_0(blocks: Array, library: Any) -> Decoded:
+def _q4_0(blocks: Array, library: Any) -> DecodedBlocks:
     scales = library.asarray(_half(blocks, 0, library), dtype=library.float32)
-    return Decoded(_nibbles(blocks[..., 2:], library), {"scales": scales}, 8)
+    return DecodedBlocks(_nibbles(blocks[..., 2:], library), {"scales": scales}, 8)
 
 
-def _q4_1(blocks: Array, library: Any) -> Decoded:
+def _q4_1(blocks: Array, library: Any) -> DecodedBlocks:
     roles = {"scales": _half(blocks, 0, library), "adds": _half(blocks, 2, library)}
-    return Decoded(_nibbles(blocks[..., 4:], library), roles)
+    return DecodedBlocks(_nibbles(blocks[..., 4:], library), roles)
 
 
-def _q5_0(blocks: Array, library: Any) -> Decoded:
+def _q5_0(blocks: Array, library: Any) -> DecodedBlocks:
     codes = _five_bits(blocks[..., 2:6], blocks[..., 6:], library).view(library.int8) - 16
-    return Decoded(codes, {"scales": _half(blocks, 0, library)})
+    return DecodedBlocks(codes, {"scales": _half(blocks, 0, library)})
 
 
-def _q5_1(blocks: Array, library: Any) -> Decoded:
+def _q5_1(blocks: Array, library: Any) -> DecodedBlocks:
     roles = {"scales": _half(blocks, 0, library), "adds": _half(blocks, 2, library)}
-    return Decoded(_five_bits(blocks[..., 4:8], blocks[..., 8:], library), roles)
+    return DecodedBlocks(_five_bits(blocks[..., 4:8], blocks[..., 8:], library), roles)
 
 
-def _q8_0(blocks: Array, library: Any) -> Decoded:
-    return Decoded(blocks[..., 2:].view(library.int8), {"scales": _half(blocks, 0, library)})
+def _q8_0(blocks: Array, library: Any) -> DecodedBlocks:
+    return DecodedBlocks(blocks[..., 2:].view(library.int8), {"scales": _half(blocks, 0, library)})
 
 
 def _scales_and_mins(blocks: Array, library: Any) -> dict[str, Array]:
@@ -109,34 +109,34 @@ def _scales_and_mins(blocks: Array, library: Any) -> dict[str, Array]:
     }
 
 
-def _q4_k(blocks: Array, library: Any) -> Decoded:
+def _q4_k(blocks: Array, library: Any) -> DecodedBlocks:
     packed = blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32)
-    return Decoded(_nibbles(packed, library), _scales_and_mins(blocks, library))
+    return DecodedBlocks(_nibbles(packed, library), _scales_and_mins(blocks, library))
 
 
-def _q5_k(blocks: Array, library: Any) -> Decoded:
+def _q5_k(blocks: Array, library: Any) -> DecodedBlocks:
     shape = blocks.shape[:-1]
     low = _nibbles(blocks[..., 48:].reshape(*shape, 4, 32), library).reshape(*shape, 8, 32)
     high = library.stack([blocks[..., 16:48] >> i & 1 for i in range(8)], -2)
-    return Decoded(low | high << 4, _scales_and_mins(blocks, library))
+    return DecodedBlocks(low | high << 4, _scales_and_mins(blocks, library))
 
 
-def _q6_k(blocks: Array, library: Any) -> Decoded:
+def _q6_k(blocks: Array, library: Any) -> DecodedBlocks:
     shape = blocks.shape[:-1]
     low = _nibbles(blocks[..., :128].reshape(*shape, 2, 64), library).reshape(*shape, 2, 4, 32)
     high = library.stack([blocks[..., 128:192].reshape(*shape, 2, 32) >> i & 3 for i in (0, 2, 4, 6)], -2)
     roles = {"scales": blocks[..., 192:208].view(library.int8), "super_scales": _half(blocks, 208, library)}
-    return Decoded((low | high << 4).view(library.int8) - 32, roles)
+    return DecodedBlocks((low | high << 4).view(library.int8) - 32, roles)
 
 
-def _mxfp4(blocks: Array, library: Any) -> Decoded:
+def _mxfp4(blocks: Array, library: Any) -> DecodedBlocks:
     exponent = library.asarray(blocks[..., :1], dtype=library.int32)
     bits = library.where(exponent > 1, (exponent - 1) << 23, (exponent + 1) << 21)  # of 2^(exponent - 128) in float32
     bits = library.asarray(bits, dtype=library.int32)
-    return Decoded(_nibbles(blocks[..., 1:], library), {"scales": bits.view(library.float32)})
+    return DecodedBlocks(_nibbles(blocks[..., 1:], library), {"scales": bits.view(library.float32)})
 
 
-DECODERS: dict[str, Callable[[Array, Any], Decoded]] = {
+DECODERS: dict[str, Callable[[Array, Any], DecodedBlocks]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

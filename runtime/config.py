@@ -14,7 +14,7 @@ from runtime.kv.layout import KVLayout
 from runtime.policy.fairness import POLICIES, Policy
 from runtime.policy.step_budget import FixedBudget, Goals, PlatformSteps, StepBudget, TimedBudget
 from runtime.policy.step_cost import StepCost, TimedSteps
-from runtime.speculate.config import Lookup, SpeculativeConfig
+from runtime.speculate.config import LookupLengths, SpeculativeConfig
 from runtime.speculate.methods import speculation_of
 from runtime.speculate.speculation import Speculation
 
@@ -229,7 +229,7 @@ class EnginePlan:
         return self.speculative.num_speculative_tokens if self.speculative and self.speculative.on_device else 0
 
     @property
-    def lookup(self) -> Lookup | None:
+    def lookup(self) -> LookupLengths | None:
         return None if self.speculative is None else self.speculative.lookup(self.max_model_len)
 
     @property

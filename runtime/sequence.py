@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -129,7 +129,7 @@ class Sequence:
         self.forced: Forced | None = None  # tokens that its matchers forced with their last masks
         self.num_proposed = 0  # draft tokens that the device makes after its last step
         self.first_unfollowed = -1  # first token that the drafter has not computed, while the sequence has a row
-        self.status = Status.WAITING
+        self.status = SequenceStatus.WAITING
         self.finish: FinishReason | None = None
         self.row: int | None = None
         self.claims: tuple[Claim, ...] = ()  # claims of features on the sequence

@@ -299,7 +299,7 @@ def quantise(argv: list[str]) -> int:
     from server.cli import quantize
     from server.process.terminal import StartupDisplay
 
-    def run(job: quantize.Job, display: StartupDisplay) -> dict[str, Any]:
+    def run(job: quantize.QuantizeJob, display: StartupDisplay) -> dict[str, Any]:
         from runtime.weights.fetch import resolve
         from runtime.weights.rules import WeightsError
         from server.models.tokenizer import Tokenizer

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from runtime.scheduler import Scheduler
-from runtime.sequence import Sequence, Status
+from runtime.sequence import Sequence, SequenceStatus
 
 
 def check_pool(scheduler: Scheduler) -> None:
@@ -31,7 +31,7 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
     assert None not in rows
     assert len(set(rows)) == len(rows) <= scheduler.limits.max_num_seqs
     for sequence in scheduler.running:
-        assert sequence.status is Status.RUNNING
+        assert sequence.status is SequenceStatus.RUNNING
         assert len(set(_ids(sequence))) == len(_ids(sequence))
         for group, table in zip(scheduler.blocks.cache.groups, sequence.tables, strict=True):
             assert table.num_slots >= sequence.num_computed_tokens
@@ -49,7 +49,7 @@ def check_tables(scheduler: Scheduler, *, drafting: bool = False) -> None:
         assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
         assert sequence.num_in_flight >= 0
     for sequence in scheduler.waiting:
-        assert sequence.status is Status.WAITING
+        assert sequence.status is SequenceStatus.WAITING
         assert sequence.row is None
         assert not sequence.tables
     for line in (scheduler.running, scheduler.waiting):

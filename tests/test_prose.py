@@ -19,7 +19,7 @@ from server.config.server_config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 # How many there are. Lower a number when you have rewritten some; never raise one.
-LIMITS = {"docstrings": 0, "long help": 0, "private words": 0, "private docstrings": 68, "long paragraphs": 0}
+LIMITS = {"docstrings": 0, "long help": 0, "private words": 0, "private docstrings": 25, "long paragraphs": 0}
 
 RELATIVES = (
     "what|who|whose|whom|those|that|of|behind|beside|by|whether|where|which|how|when|as|in|on|at|for|from|to|with|without|not|only"

@@ -32,7 +32,7 @@ _NO_WINDOW = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class PrefillTile:
     """Instance of prefill.cu for heads of up to `lanes` dims, with `keys` keys per iteration."""
 
     lanes: int
@@ -63,13 +63,13 @@ class Tile:
         return tiles + self.slots * self.keys // 2 * self.lanes + _ALIGNMENT
 
 
-TILES = (Tile(64, 128, 2), Tile(128, 128, 2), Tile(256, 64, 1))
+TILES = (PrefillTile(64, 128, 2), PrefillTile(128, 128, 2), PrefillTile(256, 64, 1))
 # With seven converting warps: 477 TFLOP/s instead of 423 with 128 dims, but 301 instead of 322 with 64 (one H200). With 256 dims
 # they need more registers at the kernel's start than are available.
-CODED_TILES = (Tile(64, 128, 2, 8), Tile(128, 128, 2, 3, 7), Tile(256, 64, 1, 3))
+CODED_TILES = (PrefillTile(64, 128, 2, 8), PrefillTile(128, 128, 2, 3, 7), PrefillTile(256, 64, 1, 3))
 
 
-def _instructions(tile: Tile) -> tuple[str, str]:
+def _instructions(tile: PrefillTile) -> tuple[str, str]:
     """Return a tile's two matrix instructions as source text: C++ templates cannot vary the number of their operands."""
     kind = ".f32.f16.f16" if tile.slots else '.f32." HALF "." HALF "'
     scores, mixed = tile.keys // 2, tile.lanes // 2
@@ -98,7 +98,7 @@ def _bound(array: str, count: int) -> str:
     return ", ".join(f'"+f"({array}[{i}])' for i in range(count))
 
 
-def _program(tiles: tuple[Tile, ...], *, listed: bool) -> Program:
+def _program(tiles: tuple[PrefillTile, ...], *, listed: bool) -> Program:
     return Program(
         [_HERE.parent / "cuda" / "hopper.cuh", _HERE / "prefill.cu"],
         {tile.name: tile.source for tile in tiles},
@@ -189,7 +189,7 @@ def _counters(device: torch.device) -> Tensor:
 
 
 @functools.cache
-def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+def _kernel(tile: PrefillTile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
     kernel = (coded_program() if tile.slots else _PROGRAM).kernel(tile.name, dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

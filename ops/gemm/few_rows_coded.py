@@ -35,7 +35,7 @@ _SEGMENTS = {FP8: (0, 1), W8: (0, 1), W4: pieces.GROUPS}
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class CodedVariant:
     """Instance of few_rows_coded.cu: few_rows.Variant for codes with `segments` scales per unit, 0 for one per row."""
 
     codes: WeightFormat
@@ -62,10 +62,10 @@ class Variant:
         return self.warps * (slots * (1024 + 256 * self.segments) + 2 * self.tiles * 512)
 
 
-def variants(codes: WeightFormat) -> list[Variant]:
+def variants(codes: WeightFormat) -> list[CodedVariant]:
     """Return all variants whose shared memory fits into a block."""
     found = (
-        Variant(codes, segments, warps, queued, tiles, gated)
+        CodedVariant(codes, segments, warps, queued, tiles, gated)
         for segments in _SEGMENTS[codes]
         for warps in (8, 16)
         for queued in (1, 2)
@@ -97,7 +97,7 @@ def fits(codes: WeightFormat, out_features: int, in_features: int, groups: int) 
 
 def few_rows(
     x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor | None, bias: Tensor | None, out_features: int, groups: int, *,
-    gated: bool, variant: Variant | None = None, max_blocks: int | None = None, ahead: Tensor | None = None,
+    gated: bool, variant: CodedVariant | None = None, max_blocks: int | None = None, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`, MAX_ROWS of M at a time. weight [N, bytes of K codes] and
     scales [groups, N] float32 as coded.py stores them, or the pieces of pieces.py, which include scales; see `fits`.
@@ -123,7 +123,7 @@ def few_rows(
 
 def choose(
     codes: WeightFormat, segments: int, num_rows: int, in_features: int, out_features: int, gated: bool
-) -> Variant:  # fmt: skip
+) -> CodedVariant:  # fmt: skip
     """Return the fastest kernel variant, measured by `benches.ops.coded streams` on an H200.
 
     A block has all warps that a slab allows, and a longer queue if there are many slabs, so that one sum is written while
@@ -137,7 +137,7 @@ def choose(
         warps = 8 if codes == W4 and slabs > _SOME_SLABS and in_features < _DEEP else 16
     elif segments and (in_features > _DEEP) == (codes == W4):
         warps = 8
-    return Variant(codes, segments, warps, queued, tiles, gated)
+    return CodedVariant(codes, segments, warps, queued, tiles, gated)
 
 
 @functools.cache
@@ -160,7 +160,7 @@ def program(codes: WeightFormat) -> Program:
 
 
 @functools.cache
-def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
+def _kernel(variant: CodedVariant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
     kernel = program(variant.codes).kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)
     return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

@@ -65,7 +65,7 @@ def lay(parts: tuple[StoredWeight, ...], *, in_pieces: bool, groups: int = 1) ->
     return roles if stack.order is None else {**roles, "order": stack.order}
 
 
-class Stack(NamedTuple):
+class RowStack(NamedTuple):
     """Stacked rows of several parts in fp8, w8 or w4. `weight`: as stored. `scales` [groups, N]: float32; for w4 32-bit
     words, a float32 whose last 8 bits are replaced by the zero point."""
 
@@ -74,7 +74,7 @@ class Stack(NamedTuple):
     order: Tensor | None
 
 
-def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> Stack:
+def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> RowStack:
     """Stack rows of several parts. Raises ValueError if they cannot be one weight."""
     if (why := apart(parts)) is not None:
         raise ValueError(f"these cannot be one weight: {why}")
@@ -86,7 +86,7 @@ def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> Stack:
         words = (scales.view(torch.int32) + 128) & -256  # to nearest
         scales = words | torch.cat([_finer(each, groups) for each in zeros]).to(torch.int32)
     weight = torch.cat([part.weight.view(torch.uint8) for part in parts])
-    return Stack(weight, scales.t().contiguous(), parts[0].tensors.get("order"))
+    return RowStack(weight, scales.t().contiguous(), parts[0].tensors.get("order"))
 
 
 def _finer(per_group: Tensor, groups: int) -> Tensor:

@@ -28,7 +28,7 @@ _BYTES = {codes: CHUNK // 2 if codes in FOUR_BITS else CHUNK for codes in _NAMES
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class PiecesTile:
     """Kernel instance: a tile of `rows` of x by 64 * `wgs` rows of the weight, with `stages` chunks in flight and `blocks`
     per multiprocessor, for a weight with `groups` groups in a chunk. `scaled`: scales apply to rounded numbers instead of
     sums."""
@@ -64,10 +64,10 @@ class Tile:
 
 def tile_of(
     codes: WeightFormat, rows: int, wgs: int, blocks: int, scaled: bool, groups: int, gated: bool, spare_bytes: int = 0
-) -> Tile:  # fmt: skip
+) -> PiecesTile:  # fmt: skip
     """Return a tile with as many stages as fit in shared memory in addition to `spare_bytes` per block."""
     stages = warpgroups.stages(_stage_bytes(codes, rows, wgs, groups), blocks, spare_bytes)
-    return Tile(codes, rows, wgs, stages, blocks, groups, scaled, gated)
+    return PiecesTile(codes, rows, wgs, stages, blocks, groups, scaled, gated)
 
 
 def _stage_bytes(codes: WeightFormat, rows: int, wgs: int, groups: int) -> int:

@@ -23,7 +23,7 @@ SLACK = 256  # readable scales after the last
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class Fp8Tile:
     """Instance of tiled_fp8.cu: `rows` of x by 64 * `wgs` rows of the weight, `stages` chunks in flight, `blocks` per
     multiprocessor; `grouped`: with scales per chunk."""
 
@@ -72,7 +72,7 @@ def with_slack(scales: Tensor) -> Tensor:
 
 def tiled_fp8(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, gated: bool,
-    tile: Tile | None = None, splits: int | None = None,
+    tile: Fp8Tile | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply x [M, K] uint8 with x_scales [groups, M] by weight [N, K] uint8 with scales [groups, N] -> [M, N], or [M, N / 2]
     if `gated`; see `fits`. SLACK follows both scales; rows of x_scales begin at multiples of 4.
@@ -94,7 +94,7 @@ def tiled_fp8(
     return out
 
 
-def tiles(grouped: bool, gated: bool) -> list[Tile]:
+def tiles(grouped: bool, gated: bool) -> list[Fp8Tile]:
     """Return all kernel instances that the program contains."""
     shapes = [(32, 2, 2), (32, 1, 4), (64, 2, 1), (64, 2, 2), (64, 4, 1), (128, 2, 1)]
     if not grouped:
@@ -102,14 +102,14 @@ def tiles(grouped: bool, gated: bool) -> list[Tile]:
     return [_tile(*shape, grouped, gated) for shape in shapes]
 
 
-def _tile(rows: int, wgs: int, blocks: int, grouped: bool, gated: bool) -> Tile:
+def _tile(rows: int, wgs: int, blocks: int, grouped: bool, gated: bool) -> Fp8Tile:
     stages = warpgroups.stages(_stage_bytes(rows, wgs, grouped), blocks)
-    return Tile(rows, wgs, stages, blocks, grouped, gated)
+    return Fp8Tile(rows, wgs, stages, blocks, grouped, gated)
 
 
 def choose(
     num_rows: int, in_features: int, out_features: int, grouped: bool, gated: bool, multiprocessors: int
-) -> tuple[Tile, int]:  # fmt: skip
+) -> tuple[Fp8Tile, int]:  # fmt: skip
     """Return the fastest kernel instance, and the number of parts of K."""
     of_weight = -(-out_features // 128)
     rows = 32 if num_rows <= 32 else 64 if grouped or -(-num_rows // 64) * of_weight <= multiprocessors else 128
@@ -142,7 +142,7 @@ def program() -> Program:
 
 
 @functools.cache
-def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+def _kernel(tile: Fp8Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
     kernel = program().kernel(tile.name, dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

@@ -21,7 +21,7 @@ _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class AdapterTile:
     """Tile of `tiled.Tile` for adapters of this rank."""
 
     base: tiled.Tile
@@ -36,7 +36,7 @@ class Tile:
         return f"TILED_PLUS({self.name}, {self.base.rows}, {self.base.stages}, {self.base.gated:d}, {self.rank})"
 
 
-_TILES = [Tile(base, rank) for base in tiled.TILES if base.rows <= MAX_ROWS for rank in RANKS]
+_TILES = [AdapterTile(base, rank) for base in tiled.TILES if base.rows <= MAX_ROWS for rank in RANKS]
 _PROGRAM = Program(
     tiled.SOURCES,
     {tile.name: tile.source for tile in _TILES},
@@ -80,7 +80,7 @@ def tiled_plus(
         base = tiled.Tile(base.rows, stages, gated)
     out = x.new_empty(num_rows, out_features // 2 if gated else out_features)
     pieces, _, num_parts, rank = low.h.shape
-    _kernel(Tile(base, rank), x.dtype, x.device).launch(
+    _kernel(AdapterTile(base, rank), x.dtype, x.device).launch(
         (num_blocks, 1, 1), _THREADS, base.shared_bytes,
         tiled.pairs_map(weight, tiled.DEPTH, COLUMNS, gated=gated), tiled.rows_map(x, base.rows), bias, out,
         num_rows, out_features, in_features, splits,
@@ -91,7 +91,7 @@ def tiled_plus(
 
 
 @functools.cache
-def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+def _kernel(tile: AdapterTile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
     kernel = _PROGRAM.kernel(tile.name, dtype, device)
     kernel.allow_shared_bytes(tile.base.shared_bytes)
     return kernel

@@ -12,7 +12,7 @@ from torch import Tensor
 from ops import tuning
 from ops.cuda.program import CompiledKernel, Program, tensor_map
 from ops.gemm import warpgroups
-from ops.gemm.pieces import CHUNK, FINEST, SOURCES, Tile, group_counts, groups_of, tables, tile_of
+from ops.gemm.pieces import CHUNK, FINEST, SOURCES, PiecesTile, group_counts, groups_of, tables, tile_of
 from ops.stored import FOUR_BITS, W4, WeightFormat
 
 _HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ _DEEP = 8192  # number of columns above which the tiles' reads of x cost more th
 
 def tiled_w4(
     x: Tensor, pieces: Tensor, out_features: int, bias: Tensor | None, *, gated: bool,
-    tile: Tile | None = None, splits: int | None = None, codes: WeightFormat = W4, ahead: Tensor | None = None,
+    tile: PiecesTile | None = None, splits: int | None = None, codes: WeightFormat = W4, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`. pieces: from `in_pieces`, of these codes.
 
@@ -46,7 +46,7 @@ def tiled_w4(
     return out
 
 
-def tiles(groups: int, gated: bool, codes: WeightFormat = W4) -> list[Tile]:
+def tiles(groups: int, gated: bool, codes: WeightFormat = W4) -> list[PiecesTile]:
     """Return all kernel instances that the program contains."""
     shapes = [
         (rows, wgs, blocks, scaled)
@@ -64,7 +64,7 @@ def tiles(groups: int, gated: bool, codes: WeightFormat = W4) -> list[Tile]:
 def choose(
     num_rows: int, in_features: int, out_features: int, groups: int, gated: bool, multiprocessors: int,
     dtype: torch.dtype = torch.bfloat16, codes: WeightFormat = W4,
-) -> tuple[Tile, int]:  # fmt: skip
+) -> tuple[PiecesTile, int]:  # fmt: skip
     """Return the fastest kernel instance, by `benches.ops.coded tiles` on an H200, and the number of parts of K. With many rows,
     scales multiply bfloat16 numbers; float16 might not represent the results."""
     rows = next((rows for rows in (8, 16, 32, 64) if num_rows <= rows), 128)
@@ -116,7 +116,7 @@ def program(codes: WeightFormat = W4) -> Program:
 
 
 @functools.cache
-def _kernel(tile: Tile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+def _kernel(tile: PiecesTile, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
     kernel = program(tile.codes).kernel(tile.name(_KERNEL), dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

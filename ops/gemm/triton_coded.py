@@ -239,7 +239,7 @@ def _add_splits(part_ptr, out_ptr, num_numbers, SPLITS: tl.constexpr, LANES: tl.
     tl.store(out_ptr + lane, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-class Tile(NamedTuple):
+class CodedTile(NamedTuple):
     """Tile of the product that a program computes, with K in `splits` parts."""
 
     rows: int
@@ -250,7 +250,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-def choose(num_rows: int, codes: Codes, multiprocessors: int, *, rounded: bool = False) -> Tile:
+def choose(num_rows: int, codes: Codes, multiprocessors: int, *, rounded: bool = False) -> CodedTile:
     """Return the fastest tile. For decoded kinds with few rows, K is split until there are about four programs a
     multiprocessor."""
     if codes.kind in DECODED:
@@ -258,17 +258,17 @@ def choose(num_rows: int, codes: Codes, multiprocessors: int, *, rounded: bool =
         columns = 32 if rows <= 16 else 64
         programs = triton.cdiv(codes.scales.shape[-1], columns) * triton.cdiv(num_rows, rows)
         splits = min(8, 4 * multiprocessors // programs, codes.in_features // (4 * CHUNK)) if rows <= 64 else 1
-        return Tile(rows, columns, 64, max(1, splits), 4 if rows <= 64 else 8, 4 if rows <= 64 else 3)
+        return CodedTile(rows, columns, 64, max(1, splits), 4 if rows <= 64 else 8, 4 if rows <= 64 else 3)
     if num_rows <= 16:
-        return Tile(16, 32, 128, 1, 4, 4)
+        return CodedTile(16, 32, 128, 1, 4, 4)
     if num_rows <= 128:
-        return Tile(max(32, triton.next_power_of_2(num_rows)), 64, 128, 1, 4, 4 if num_rows <= 64 else 3)
-    return Tile(128, 128, 128, 1, 8, 4) if rounded else Tile(256, 64, 64, 1, 8, 3)
+        return CodedTile(max(32, triton.next_power_of_2(num_rows)), 64, 128, 1, 4, 4 if num_rows <= 64 else 3)
+    return CodedTile(128, 128, 128, 1, 8, 4) if rounded else CodedTile(256, 64, 64, 1, 8, 3)
 
 
 def linear(
     x: Tensor, codes: Codes, bias: Tensor | None, multiprocessors: int = 1, *, x_scales: Tensor | None = None,
-    out_dtype: torch.dtype | None = None, tile: Tile | None = None,
+    out_dtype: torch.dtype | None = None, tile: CodedTile | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply x [M, K], in the column order of the codes, -> [M, N] of `out_dtype`, by default x's. `x_scales` [groups of
     x, M]: for x [M, K] uint8 in codes of the same kind. Group sizes are multiples of 16 columns."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ops import backends
 from ops.lora import native, reference
-from ops.lora.embedding import DeviceTables, EmbeddingSlots, HostTables, columns
+from ops.lora.embedding import DeviceTables, EmbeddingSlots, EmbeddingTables, columns
 from ops.lora.share import LoraShape, LoraSlots, TokenAdapters
 from ops.registry import USUAL, Kernel, Op
 
@@ -45,7 +45,7 @@ def prepare_embedding_lora(shape: LoraShape, dtype: torch.dtype, device: torch.d
     """Allocate slots for the adapters of an embedding [V, H]; `shape` is that of its transpose. Inputs are ids [T] int64."""
     of_rows = shape._replace(in_features=columns(shape.max_rank))
     expands = prepare_lora(of_rows, dtype, device)
-    return DeviceTables(shape, expands, dtype) if expands.slot_bytes else HostTables(shape, expands)
+    return DeviceTables(shape, expands, dtype) if expands.slot_bytes else EmbeddingTables(shape, expands)
 
 
 def index_adapters(slots: Tensor, num_slots: int) -> TokenAdapters:

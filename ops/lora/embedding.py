@@ -42,7 +42,7 @@ def columns(max_rank: int) -> int:
     return -(-max_rank // _LEAST_COLUMNS) * _LEAST_COLUMNS
 
 
-class HostTables(EmbeddingSlots):
+class EmbeddingTables(EmbeddingSlots):
     """Embedding adapters with a table per slot, as loaded. The host reads which adapters a step uses."""
 
     def __init__(self, shape: LoraShape, expands: LoraSlots) -> None:

@@ -13,7 +13,7 @@ from ops import tuning
 from ops.cuda.program import CompiledKernel, Program, tensor_map
 from ops.gemm import pieces as lie
 from ops.gemm import warpgroups
-from ops.gemm.pieces import Tile
+from ops.gemm.pieces import PiecesTile
 from ops.moe.triton_route import Routed, gather
 from ops.moe.weights import ExpertShape, Half
 from ops.stored import E2M1, FP4, FP8, NF4, Q4, Q8, W4, W8, WeightFormat
@@ -42,7 +42,7 @@ def _is_known(codes: WeightFormat, shape: ExpertShape) -> bool:
 
 def experts_coded(
     codes: WeightFormat, shape: ExpertShape, half: Half, pieces: Tensor, bias: Tensor | None, x: Tensor, routed: Routed,
-    tile: Tile | None = None,
+    tile: PiecesTile | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute one half of the experts. gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place ->
     [pairs, H] by pair, weighted. pieces [E, ...]: from `pieces.in_pieces`."""
@@ -65,7 +65,7 @@ def experts_coded(
     return out
 
 
-def choose(codes: WeightFormat, pairs_per_expert: float, groups: int, *, gated: bool) -> Tile:
+def choose(codes: WeightFormat, pairs_per_expert: float, groups: int, *, gated: bool) -> PiecesTile:
     """Return the fastest kernel instance for this mean number of pairs: most experts fit into one tile."""
     most = next((rows for rows in _SHAPES if pairs_per_expert * 1.5 <= rows), max(_SHAPES))
     wgs, blocks = _SHAPES[most]
@@ -81,7 +81,7 @@ _SHAPES = {
 }  # by rows of x: warpgroups, and blocks per multiprocessor
 
 
-def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[Tile]:
+def tiles(codes: WeightFormat, groups: int, *, gated: bool) -> list[PiecesTile]:
     """Return all kernel instances that `choose` can return."""
     return [choose(codes, rows / 1.5, groups, gated=gated) for rows in _SHAPES]
 
@@ -111,7 +111,7 @@ def program() -> Program:
 
 
 @functools.cache
-def _kernel(tile: Tile, kind: str, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
+def _kernel(tile: PiecesTile, kind: str, dtype: torch.dtype, device: torch.device) -> CompiledKernel:
     kernel = program().kernel(tile.name(kind), dtype, device)
     kernel.allow_shared_bytes(tile.shared_bytes)
     return kernel

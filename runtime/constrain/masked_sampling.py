@@ -19,7 +19,7 @@ from runtime.step import ForwardOutput, Step
 T = TypeVar("T")
 
 
-class Engine(Protocol):
+class MaskingEngine(Protocol):
     """Interface of the engine for masked sampling."""
 
     def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
@@ -40,7 +40,7 @@ class Engine(Protocol):
 
 
 class MaskedSampling:
-    def __init__(self, scheduler: Scheduler, mask_maker: MaskMaker, engine: Engine) -> None:
+    def __init__(self, scheduler: Scheduler, mask_maker: MaskMaker, engine: MaskingEngine) -> None:
         self._engine = engine
         self._mask_maker = mask_maker
         self._deferred = DeferredSampling(scheduler, mask_maker)

@@ -18,7 +18,7 @@ class Limit(Enum):
     QUEUE_TIME = "queue time"  # maximum time before the start
 
 
-class Deadlines:
+class RequestDeadlines:
     """Time limits of open requests, on the engine's clock. A timer ends late requests, because a step may hang. The loop checks
     too.
 

@@ -31,7 +31,7 @@ from runtime.api import (
 )
 from runtime.constrain.mask_maker import MaskMaker
 from runtime.engine.admission import Admission, AdmissionLimits, Callers
-from runtime.engine.deadlines import Deadlines
+from runtime.engine.deadlines import RequestDeadlines
 from runtime.engine.faults import Faults
 from runtime.engine.intake import Intake
 from runtime.engine.loop import Loop
@@ -47,7 +47,7 @@ from runtime.metrics.engine_meter import EngineMeter
 from runtime.metrics.step_health import HealthLimits, StepHealth
 from runtime.profiling.session import Profiling, Recorder
 from runtime.scheduler import Scheduler
-from runtime.sequence import Sequence, Status
+from runtime.sequence import Sequence, SequenceStatus
 from runtime.step import Runner
 
 CLOSE_LIMIT_S = 5.0  # time for the current step to end when the engine is closed
@@ -102,7 +102,7 @@ class Engine:
             scheduler, self._admission, self._observers, self._mask_maker, self._changed, stream_interval
         )
         self._faults = Faults(self._requests, self._health, clock)
-        self._deadlines = Deadlines(self._requests, self._admission, clock, lambda: len(scheduler.waiting))
+        self._deadlines = RequestDeadlines(self._requests, self._admission, clock, lambda: len(scheduler.waiting))
         self._probes = Probes()
         self.loop = Loop(
             scheduler, runner, self._requests, work, mask_maker=self._mask_maker, observers=self._observers,
@@ -218,7 +218,7 @@ class Engine:
         """End the waiting sequences of adapter `key`, which could not be loaded, with the error `why`."""
         for sequence in self._requests:
             adapter = sequence.request.adapter
-            if adapter is not None and adapter.key == key and sequence.status is Status.WAITING:
+            if adapter is not None and adapter.key == key and sequence.status is SequenceStatus.WAITING:
                 self._requests.end(sequence.number, FinishReason.ERROR, why)
 
     def _stopped(self) -> EngineStopped:

@@ -21,7 +21,7 @@ from runtime.api import FinishReason, TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.constrain.mask_maker import MaskMaker
 from runtime.constrain.masked_sampling import MaskedSampling
-from runtime.engine.deadlines import Deadlines
+from runtime.engine.deadlines import RequestDeadlines
 from runtime.engine.faults import DeviceLost, Faults
 from runtime.engine.observers import Observers
 from runtime.engine.open_requests import OpenRequests
@@ -40,7 +40,7 @@ class Loop:
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, requests: OpenRequests, work: asyncio.Event, *, mask_maker: MaskMaker,
-        observers: Observers, faults: Faults, deadlines: Deadlines, probes: Probes, sleeping: Sleeping, steps_in_flight: int,
+        observers: Observers, faults: Faults, deadlines: RequestDeadlines, probes: Probes, sleeping: Sleeping, steps_in_flight: int,
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.runner = runner

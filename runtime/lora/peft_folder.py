@@ -17,7 +17,7 @@ import torch
 
 from ops.lora.share import LoraPart
 from runtime.lora.peft_config import CONFIG, PeftConfig
-from runtime.lora.targets import Target, Targets, find, find_embedding, find_stacks
+from runtime.lora.targets import LoRATarget, Targets, find, find_embedding, find_stacks
 from runtime.models.spec.decoder import EMBEDDING, HEAD
 from runtime.weights.dtypes import Array, undo
 from runtime.weights.rules import InterleavedHalves, Shape, Transform, WeightsError, shape_text
@@ -140,7 +140,7 @@ def _check_copy(folder: Path, files: SafetensorsCheckpoint, module: str, name: s
 def _parts(
     folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, module: str, halves: Mapping[str, str],
     targets: Targets, max_rank: int,
-) -> Iterator[tuple[Target, LoraPart]]:  # fmt: skip
+) -> Iterator[tuple[LoRATarget, LoraPart]]:  # fmt: skip
     """Yield the layers that a module's A and B change, with the matrices: one layer, or one for every expert."""
     target = find(targets, module)
     if ".lora_embedding_" in halves["A"]:
@@ -188,7 +188,7 @@ def _rank(folder: Path, config: PeftConfig, module: str, max_rank: int) -> int:
     return rank
 
 
-def _part(folder: Path, module: str, target: Target, a: Array, b: Array, scale: float) -> LoraPart:
+def _part(folder: Path, module: str, target: LoRATarget, a: Array, b: Array, scale: float) -> LoraPart:
     if target.transform is not None:
         order = _our_order(target.transform, target)
         if order is None:
@@ -197,7 +197,7 @@ def _part(folder: Path, module: str, target: Target, a: Array, b: Array, scale: 
     return LoraPart(target.start, _as_torch(a), _as_torch(b), scale)
 
 
-def _our_order(transform: Transform, target: Target) -> Array | None:
+def _our_order(transform: Transform, target: LoRATarget) -> Array | None:
     """Return, for each row of the decoder's layer, its row in the checkpoint. None if the transform mixes rows of other
     parts."""
     if isinstance(transform, InterleavedHalves):

@@ -36,7 +36,7 @@ class Where(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Version:
+class AdapterVersion:
     """State of an adapter version. `num_users`: sequences that wait or run; `num_running`: those with a row."""
 
     key: int
@@ -60,8 +60,8 @@ class AdapterSlots:
     def __init__(self, limits: LoraLimits, load: Callable[[int], None], drop: Callable[[int], None]) -> None:
         self.limits = limits
         self._load, self._drop = load, drop
-        self._versions: dict[int, Version] = {}
-        self._in_slot: list[Version | None] = [None] * limits.max_loras
+        self._versions: dict[int, AdapterVersion] = {}
+        self._in_slot: list[AdapterVersion | None] = [None] * limits.max_loras
         self._loads: list[AdapterLoad] = []  # of the step being scheduled
         self._clock = 0
         self.num_loads = self.num_slot_loads = self.num_evictions = self.num_slot_evictions = 0
@@ -71,7 +71,7 @@ class AdapterSlots:
 
     def add(self, key: int, name: str, *, in_memory: bool = True) -> None:
         """Add an adapter whose files have been checked. `in_memory`: it was loaded; it is kept if host memory allows."""
-        self._versions[key] = version = Version(key, name)
+        self._versions[key] = version = AdapterVersion(key, name)
         if not in_memory:
             return
         if self._make_memory():
@@ -110,12 +110,12 @@ class AdapterSlots:
     def knows(self, key: int) -> bool:
         return (version := self._versions.get(key)) is not None and not version.is_retired
 
-    def _ready(self, version: Version) -> None:
+    def _ready(self, version: AdapterVersion) -> None:
         version.where = Where.READY
         version.used = self._tick()
         self.num_loads += 1
 
-    def _go_if_unused(self, version: Version) -> None:
+    def _go_if_unused(self, version: AdapterVersion) -> None:
         if not version.is_retired or version.num_users or version.num_placing:
             return
         self._leave_slot(version)
@@ -259,7 +259,7 @@ class AdapterSlots:
         self.num_evictions += 1
         return True
 
-    def _leave_slot(self, version: Version) -> None:
+    def _leave_slot(self, version: AdapterVersion) -> None:
         if version.slot is not None:
             self._in_slot[version.slot] = None
             self._loads = [load for load in self._loads if load.key != version.key]

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from runtime.models.adapters import adaptable, embedding_linear, expert_linears, vocabulary_linears
 from runtime.models.spec.decoder import HEAD, DecoderSpec
 from runtime.models.spec.linear import Linear
-from runtime.weights.rules import Load, Parameter, Rule, Shard, Transform, Transposed, stored_as
+from runtime.weights.rules import Parameter, ReadPlan, Rule, Shard, Transform, Transposed, stored_as
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ _PREFIX = "model."
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoRATarget:
     """Rows [start, start + rows) of `linear`. `transform`: converts from the row order of checkpoints, if it differs."""
 
     linear: Linear
@@ -29,20 +29,20 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ExpertStack:
     """Parameter of a module that contains the matrices of all experts of a layer. `targets`: one for each expert."""
 
     parameter: str
-    targets: tuple[Target, ...]
+    targets: tuple[LoRATarget, ...]
 
 
 class Targets(NamedTuple):
     """Modules that adapters may change, by every name that checkpoints use. `stacks`: modules with stacked experts.
     `embeddings`: modules that are the embedding, whose target is the transpose."""
 
-    modules: Mapping[str, Target]
-    stacks: Mapping[str, tuple[Stack, ...]]
-    embeddings: Mapping[str, Target] = MappingProxyType({})
+    modules: Mapping[str, LoRATarget]
+    stacks: Mapping[str, tuple[ExpertStack, ...]]
+    embeddings: Mapping[str, LoRATarget] = MappingProxyType({})
 
 
 def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = True) -> Targets:
@@ -52,15 +52,15 @@ def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = Tr
         linears += vocabulary_linears(spec)
     if experts:
         linears += [linear for _, by_half in expert_linears(spec) for linear in by_half.values()]
-    modules: dict[str, Target] = {}
-    embeddings: dict[str, Target] = {}
-    stacks: dict[str, dict[str, list[Target]]] = {}
+    modules: dict[str, LoRATarget] = {}
+    embeddings: dict[str, LoRATarget] = {}
+    stacks: dict[str, dict[str, list[LoRATarget]]] = {}
     for rules in (spec.rules, *spec.other_rules):
         if vocabulary:
             embedding = embedding_linear(spec)
             (stored,) = _stored(embedding, rules).shards
-            embeddings.setdefault(_module(stored), Target(embedding, 0, embedding.out_features))
-        found: dict[str, dict[str, list[Target]]] = {}
+            embeddings.setdefault(_module(stored), LoRATarget(embedding, 0, embedding.out_features))
+        found: dict[str, dict[str, list[LoRATarget]]] = {}
         for linear in linears:
             for shard, target in _targets(linear, rules):
                 if shard.index is None:
@@ -72,28 +72,28 @@ def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = Tr
             stacks.setdefault(module, {}).update(parameters)
     for linear in linears:
         if linear.name == HEAD:  # name in transformers, whatever checkpoints use
-            modules.setdefault(HEAD, Target(linear, 0, linear.out_features))
+            modules.setdefault(HEAD, LoRATarget(linear, 0, linear.out_features))
     return Targets(
         modules,
         {
-            module: tuple(Stack(name, tuple(targets)) for name, targets in parameters.items())
+            module: tuple(ExpertStack(name, tuple(targets)) for name, targets in parameters.items())
             for module, parameters in stacks.items()
         },
         embeddings,
     )
 
 
-def find(targets: Targets, module: str) -> Target | None:
+def find(targets: Targets, module: str) -> LoRATarget | None:
     """Return the target of a module name. A leading "model." may be missing or extra."""
     return _found(targets.modules, module)
 
 
-def find_embedding(targets: Targets, module: str) -> Target | None:
+def find_embedding(targets: Targets, module: str) -> LoRATarget | None:
     """Return the target of a module name if the module is the embedding."""
     return _found(targets.embeddings, module)
 
 
-def find_stacks(targets: Targets, module: str) -> tuple[Stack, ...]:
+def find_stacks(targets: Targets, module: str) -> tuple[ExpertStack, ...]:
     """Return the stacks of a module that contains matrices of experts, or ()."""
     return _found(targets.stacks, module) or ()
 
@@ -105,15 +105,15 @@ def _found(named: Mapping[str, T], module: str) -> T | None:
     return None
 
 
-def _targets(linear: Linear, rules: tuple[Rule, ...]) -> Iterator[tuple[Shard, Target]]:
+def _targets(linear: Linear, rules: tuple[Rule, ...]) -> Iterator[tuple[Shard, LoRATarget]]:
     load = _stored(linear, rules)
     how = None if isinstance(load.transform, Transposed) else load.transform
     for index, shard in enumerate(load.shards):
         stop = load.shards[index + 1].start if index + 1 < len(load.shards) else linear.out_features
-        yield shard, Target(linear, shard.start, stop - shard.start, how)
+        yield shard, LoRATarget(linear, shard.start, stop - shard.start, how)
 
 
-def _stored(linear: Linear, rules: tuple[Rule, ...]) -> Load:
+def _stored(linear: Linear, rules: tuple[Rule, ...]) -> ReadPlan:
     shape = (linear.out_features, linear.in_features)
     return stored_as(Parameter(f"{linear.name}.weight", shape, linear.parts, linear.stack), rules)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from runtime.models.spec.decoder import DecoderSpec
-from runtime.weights.rules import Load, Parameter, Rule, Shape, TensorSource, stored_as
+from runtime.weights.rules import Parameter, ReadPlan, Rule, Shape, TensorSource, stored_as
 
 # Names of the scales of keys and of values, after the layer's name: compressed-tensors, vLLM, ModelOpt, AutoFP8 and older
 # compressed-tensors. AutoFP8 has one scale for both.
@@ -25,7 +25,7 @@ KV_SCALES = (
 )  # suffixes of all these names, and of related tensors
 
 
-def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[Load, Load]]:
+def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[ReadPlan, ReadPlan]]:
     """Return the loads of the scales of keys and values, by layer name; layers without scales are absent."""
     stored = spec.own(source.shapes)
     if not any(name.endswith(KV_SCALES) for name in stored):
@@ -40,7 +40,7 @@ def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[L
     return found
 
 
-def _load(name: str, rules: Sequence[Rule], stored: Mapping[str, Shape]) -> Load | None:
+def _load(name: str, rules: Sequence[Rule], stored: Mapping[str, Shape]) -> ReadPlan | None:
     (theirs,) = (shard.name for shard in stored_as(Parameter(name, (1,)), rules).shards)
     if theirs not in stored:
         return None

@@ -23,8 +23,8 @@ from runtime.models.uploads import Uploads
 from runtime.weights.rules import (
     AS_STORED,
     Destination,
-    Load,
     Parameter,
+    ReadPlan,
     Report,
     Span,
     StoredRows,
@@ -61,7 +61,7 @@ class Keeping:
     types: Mapping[str, str]
     rounded: Collection[str] = ()
 
-    def storage(self, load: Load, refusal: Refusal) -> str:
+    def storage(self, load: ReadPlan, refusal: Refusal) -> str:
         """Return a dtype or AS_STORED. `refusal`: returns why no kernel multiplies rows of these formats, or None."""
         types = self._types(load)
         if self._stays(load) and refusal(types) is None:
@@ -71,7 +71,7 @@ class Keeping:
         narrow = {NARROW.get(each, self.dtype) for each in types}
         return narrow.pop() if len(narrow) == 1 and refusal(frozenset(narrow)) is None else self.dtype
 
-    def widened(self, load: Load, refusal: Refusal) -> str | None:
+    def widened(self, load: ReadPlan, refusal: Refusal) -> str | None:
         """Return a message about quantised rows that are dequantised against the policy, or None."""
         if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
             return None
@@ -85,15 +85,15 @@ class Keeping:
         )
         return f"weights in {types} become {self.storage(load, refusal)}: {why}"
 
-    def _types(self, load: Load) -> frozenset[str]:
+    def _types(self, load: ReadPlan) -> frozenset[str]:
         return frozenset(self.types[shard.name] for shard in load.shards)
 
-    def _stays(self, load: Load) -> bool:
+    def _stays(self, load: ReadPlan) -> bool:
         whole_rows = load.transform is None or (moves_rows(load.transform) and len(load.shards) == 1)
         whole_rows = whole_rows and load.cut is None and all(_whole_blocks(shard.columns) for shard in load.shards)
         return whole_rows and self._may_stay(load) and not self._types(load) & _PLAIN
 
-    def _may_stay(self, load: Load) -> bool:
+    def _may_stay(self, load: ReadPlan) -> bool:
         """Return whether quantised rows should stay as stored. Matrices to be quantised online stay only if they have the
         target format already."""
         if load.parameter.name in self.rounded and not self._types(load) <= _ALREADY[self.policy.online]:
@@ -243,14 +243,14 @@ class ParameterReader:
     def _is_matrix(self, name: str) -> bool:
         return name in self._linears or name in self._halves or name == TABLE
 
-    def _refusal(self, load: Load) -> Refusal:
+    def _refusal(self, load: ReadPlan) -> Refusal:
         name, activations = load.parameter.name, DTYPES[self._dtype]
         refusal = ops.moe_refusal if name in self._halves else ops.linear_refusal
         refusal = ops.embedding_refusal if name == TABLE else refusal
         return lambda names: refusal([ops.WeightFormat(each) for each in sorted(names)], activations, self._device)
 
 
-def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[Load]:
+def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[ReadPlan]:
     """Return the loads of all parameters of `spec`, in order. Raises WeightsError naming mismatches."""
     whole = spec.whole
     parameters = tuple(whole.parameters())

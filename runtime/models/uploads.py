@@ -38,7 +38,7 @@ class Uploads:
         for slab in self._slabs:
             slab.close()
 
-    def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> Upload | None:
+    def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> DeviceUpload | None:
         """Begin an upload through a pinned buffer. Return None if the parameter is small, or a row exceeds the buffer."""
         row_bytes = prod(shape[1:]) * dtype.itemsize
         if shape[0] * row_bytes < _MIN_BYTES or row_bytes > _SLAB_BYTES:
@@ -46,7 +46,7 @@ class Uploads:
         whole = torch.empty(shape, dtype=dtype, device=self._device)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))  # its memory may still be in use by earlier work
-        return Upload(self, whole, ready, _SLAB_BYTES // row_bytes)
+        return DeviceUpload(self, whole, ready, _SLAB_BYTES // row_bytes)
 
     def take(self) -> _Slab:
         with self._lock:
@@ -62,7 +62,7 @@ class Uploads:
             self._free.append(slab)
 
 
-class Upload:
+class DeviceUpload:
     """Upload of one parameter, a `rules.Destination`."""
 
     def __init__(self, uploads: Uploads, whole: Tensor, ready: torch.cuda.Event, max_rows: int) -> None:

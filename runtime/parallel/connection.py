@@ -206,12 +206,12 @@ def _made_column(said: Any, num: int) -> Any:
 _SIZE = struct.Struct("<Q")
 
 
-class Connection(asyncio.Protocol):
+class PeerConnection(asyncio.Protocol):
     """One end of a connection, on the event loop. `on_message`: called with each message; `on_lost`: called once at its end.
     The connecting side sends its secret first, and the other side replies with its own."""
 
     def __init__(
-        self, secret: bytes, on_message: Callable[[Connection, Any], None], on_lost: Callable[[Connection], None], *,
+        self, secret: bytes, on_message: Callable[[PeerConnection, Any], None], on_lost: Callable[[PeerConnection], None], *,
         connects: bool,
     ) -> None:  # fmt: skip
         self._secret, self._connects = secret, connects

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from runtime.api import TokenLogprobs
 from runtime.batch import ScheduledBatch
 from runtime.fault import Fault, RowFailed, WorkerGone
-from runtime.parallel.connection import Connection
+from runtime.parallel.connection import PeerConnection
 from runtime.parallel.group import Apart
 from runtime.parallel.messages import (
     Await,
     Close,
-    Done,
     Failed,
     Forget,
-    PromptLogprobs,
+    PromptLogprobsDone,
+    StepDone,
     Work,
     with_views,
 )
@@ -50,7 +50,7 @@ class _Pending:
     """A step in flight. `prompt_logprobs`: prompt log-probabilities, if `has_prompt_logprobs`; they arrive after its end."""
 
     has_prompt_logprobs: bool
-    ended: asyncio.Future[Done]
+    ended: asyncio.Future[StepDone]
     prompt_logprobs: Future[list[list[TokenLogprobs] | None]] = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
@@ -70,7 +70,7 @@ class _Kept:
 
 
 class FarRunner:
-    def __init__(self, connection: Connection, place: str, beside: Runner) -> None:
+    def __init__(self, connection: PeerConnection, place: str, beside: Runner) -> None:
         """Create the proxy. `place`: name of the process for messages. `beside`: this process's runner, which classifies
         errors."""
         self.next = Turn()
@@ -115,12 +115,12 @@ class FarRunner:
 
     def on_message(self, message: object) -> None:
         match message:
-            case Done(number):
+            case StepDone(number):
                 pending = self._pending[number]
                 pending.ended.set_result(message)
                 if not pending.has_prompt_logprobs:
                     del self._pending[number]
-            case PromptLogprobs(number, entries):
+            case PromptLogprobsDone(number, entries):
                 self._pending.pop(number).prompt_logprobs.set_result(entries)
             case Failed(number):
                 self._pending.pop(number).fail(_as_raised(message))

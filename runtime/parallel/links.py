@@ -31,7 +31,7 @@ _FIRST_BYTES = SECRET_BYTES + _HELLO.size
 _FAR_LEFT = "another stage has failed in this step"
 
 
-class Kind(IntEnum):
+class LinkKind(IntEnum):
     """Purposes of a link. HIDDEN: hidden states, to the next stage. DRAWS: sampled ids of the last stage, to each earlier
     stage. UP and DOWN: numbers that all stages agree on at start-up, to the first stage and from it."""
 
@@ -172,7 +172,7 @@ class Ways(NamedTuple):
     end: Callable[[str], None] = lambda where: None
 
 
-class Line:
+class ThreadLine:
     """The links of one line whose stages are threads of this process."""
 
     def __init__(self, size: int) -> None:
@@ -220,25 +220,25 @@ class LinkPort:
         def where(other: int) -> str:
             return f"stage {other} of {num_stages}"
 
-        def to(other: int, kind: Kind, line: int = 0) -> HostLink:
+        def to(other: int, kind: LinkKind, line: int = 0) -> HostLink:
             made = socket.create_connection(addresses[other], CONNECT_LIMIT_S)
             self._made.append(made)
             made.sendall(self._secret + _HELLO.pack(stage, kind, line))
             return HostLink(made, where(other))
 
-        def of(other: int, kind: Kind, line: int = 0) -> HostLink:
+        def of(other: int, kind: LinkKind, line: int = 0) -> HostLink:
             return HostLink(self._awaited((other, kind, line)), where(other))
 
         lines = range(num_lines)
-        behind = [to(stage + 1, Kind.HIDDEN, line) if stage < last else None for line in lines]
+        behind = [to(stage + 1, LinkKind.HIDDEN, line) if stage < last else None for line in lines]
         takers = [
-            {taker: to(taker, Kind.DRAWS, line) for taker in range(last)} if stage == last else {} for line in lines
+            {taker: to(taker, LinkKind.DRAWS, line) for taker in range(last)} if stage == last else {} for line in lines
         ]
         others = range(1, num_stages) if not stage else (0,)
-        outgoing = [to(other, Kind.UP if stage else Kind.DOWN) for other in others]
-        before = [of(stage - 1, Kind.HIDDEN, line) if stage else None for line in lines]
-        drawn = [of(last, Kind.DRAWS, line) if stage < last else None for line in lines]
-        incoming = [of(other, Kind.DOWN if stage else Kind.UP) for other in others]
+        outgoing = [to(other, LinkKind.UP if stage else LinkKind.DOWN) for other in others]
+        before = [of(stage - 1, LinkKind.HIDDEN, line) if stage else None for line in lines]
+        drawn = [of(last, LinkKind.DRAWS, line) if stage < last else None for line in lines]
+        incoming = [of(other, LinkKind.DOWN if stage else LinkKind.UP) for other in others]
         self._socket.close()
         ways = tuple(Ways(stage, num_stages, *each) for each in zip(before, behind, drawn, takers, strict=True))
         return StageLinks(ways, Agreement(not stage, outgoing, incoming))

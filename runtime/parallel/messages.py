@@ -113,7 +113,7 @@ class Close: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class StepDone:
     """End of a step. `result`: from the last stage only, else None; pooled vectors are arrays."""
 
     number: int
@@ -123,7 +123,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobs:
+class PromptLogprobsDone:
     """Prompt log-probabilities of a finished step."""
 
     number: int

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from runtime.config import EngineConfig
-from runtime.parallel.connection import Connection
+from runtime.parallel.connection import PeerConnection
 from runtime.parallel.far_runner import FarRunner, ProcessGone
 from runtime.parallel.links import SECRET_BYTES
 from runtime.parallel.messages import Build, Built, Join, Joined, ModelName, NotBuilt
@@ -56,7 +56,7 @@ class _Far:
         self.place = f"stage {stage} of {num_stages}"
         self.joined: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
         self.built: asyncio.Future[Built] = asyncio.get_running_loop().create_future()
-        self.connection: Connection | None = None
+        self.connection: PeerConnection | None = None
         self.runner: FarRunner | None = None
 
     def fail(self, error: Exception) -> None:
@@ -84,7 +84,7 @@ class StageProcesses:
         self._far = [_Far(stage, num_stages) for stage in range(1, num_stages)]
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self.secret, self._on_message, self._disconnected, connects=False), self.host, 0
+            lambda: PeerConnection(self.secret, self._on_message, self._disconnected, connects=False), self.host, 0
         )
         port = self._server.sockets[0].getsockname()[1]
         self._launcher.begin([Join(each.stage, self.host, port, self.secret) for each in self._far], self._ended)
@@ -126,7 +126,7 @@ class StageProcesses:
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
-    def _on_message(self, connection: Connection, message: Any) -> None:
+    def _on_message(self, connection: PeerConnection, message: Any) -> None:
         if isinstance(message, Joined):
             far = self._far[message.stage - 1]
             far.connection = connection
@@ -142,7 +142,7 @@ class StageProcesses:
                 assert far.runner is not None
                 far.runner.on_message(message)
 
-    def _disconnected(self, connection: Connection) -> None:
+    def _disconnected(self, connection: PeerConnection) -> None:
         for far in self._far:
             if far.connection is connection:
                 self._ended(far.stage, "its connection has ended")

@@ -46,7 +46,7 @@ class KeyedAdapters(AdapterClient, Protocol):
         ...
 
 
-class Replica(EngineClient, Protocol):
+class EngineReplica(EngineClient, Protocol):
     """Engine interface with the values that routing needs."""
 
     @property
@@ -65,10 +65,10 @@ class Replica(EngineClient, Protocol):
 class Replicas:
     """Several engines behind one client. `replicas`: two or more, with equal block hashes and limits."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[EngineReplica]) -> None:
         self.replicas = tuple(replicas)
         self._turn = 0  # next replica among those with equal loads
-        self._profiled: Replica | None = None
+        self._profiled: EngineReplica | None = None
         of_each = [each.adapters for each in replicas]
         known = [each for each in of_each if each is not None]
         self.adapters = ReplicaAdapters(known) if len(known) == len(of_each) else None

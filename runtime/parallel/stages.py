@@ -66,7 +66,7 @@ class TakesTurns(Protocol):
     next: Turn
 
 
-class Stage:
+class PipelineStage:
     """Stage whose steps run on one thread; see `StageIO`. `tables`: tables of its runner, set when the runner exists."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype) -> None:

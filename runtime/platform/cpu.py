@@ -28,7 +28,7 @@ from runtime.models.model import Encoder, Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
 from runtime.parallel.links import Ways
-from runtime.parallel.stages import Stage
+from runtime.parallel.stages import PipelineStage
 from runtime.platform.host import free_host_bytes, num_cores, total_host_bytes, trim_heap
 from runtime.platform.platform import DeviceMemory, Report
 from runtime.platform.worker_lane import WorkerLane
@@ -64,8 +64,8 @@ class CpuPlatform:
     def join(self, rank: HostRank) -> Peers:
         return rank
 
-    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
-        return Stage(ways, num_tensors, width, getattr(torch, plan.dtype))
+    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> PipelineStage:
+        return PipelineStage(ways, num_tensors, width, getattr(torch, plan.dtype))
 
     def use(self, device: int) -> None:
         """Do nothing: there is one CPU, shared by all."""

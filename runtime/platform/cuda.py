@@ -28,7 +28,7 @@ from runtime.models.model import Encoder, Model
 from runtime.models.spec.model import ModelSpec
 from runtime.parallel.group import HostRank, Peers
 from runtime.parallel.links import Ways
-from runtime.parallel.stages import Stage
+from runtime.parallel.stages import PipelineStage
 from runtime.platform.captured_steps import CapturedSteps
 from runtime.platform.cuda_lane import CudaLane, RankLane
 from runtime.platform.cuda_peers import CudaRank, CudaStage
@@ -82,7 +82,7 @@ class CudaPlatform:
         self._free_at_start.setdefault(rank.device, self.memory().free)
         return CudaRank(rank) if rank.size > 1 else rank
 
-    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
+    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> PipelineStage:
         return CudaStage(ways, num_tensors, width, getattr(torch, plan.dtype), plan.max_num_batched_tokens)
 
     def use(self, device: int) -> None:

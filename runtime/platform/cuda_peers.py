@@ -23,7 +23,7 @@ import ops
 from ops.collective.peer_memory import PeerMemory
 from runtime.parallel.group import Gone, HostRank
 from runtime.parallel.links import HostLink, Link, ThreadLink, Ways
-from runtime.parallel.stages import Stage
+from runtime.parallel.stages import PipelineStage
 
 
 class CudaRank:
@@ -51,7 +51,7 @@ class CudaRank:
         return self._host.concat(x) if self._host.is_alone else self._memory.concat(x)
 
 
-class CudaStage(Stage):
+class CudaStage(PipelineStage):
     """Stage on a CUDA device. Created on the stage's thread, with its device current."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype, max_num_tokens: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runtime.models.spec.model import ModelSpec
     from runtime.parallel.group import HostRank, Peers
     from runtime.parallel.links import Ways
-    from runtime.parallel.stages import Stage
+    from runtime.parallel.stages import PipelineStage
     from runtime.runner.worker import Worker
     from runtime.step import Runner
 
@@ -61,7 +61,7 @@ class Platform(Protocol):
         rank's own thread, by all at once."""
         ...
 
-    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> Stage:
+    def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> PipelineStage:
         """Return a pipeline stage. Called on its own thread, which has joined, by all stages at once.
 
         It sends `num_tensors` tensors of `width` columns to the next stage."""

@@ -37,7 +37,7 @@ class Decodes(NamedTuple):
     num_context_tokens: int
 
 
-class Load(NamedTuple):
+class EngineLoad(NamedTuple):
     """Load at the time a step is decided.
 
     `num_waiting_tokens`: uncomputed tokens of prompts that run or could start. `depth`: tokens computed of a prompt that has
@@ -62,7 +62,7 @@ class StepBudget:
     has_turns = False
     ending_cost = 0
 
-    def num_decodes(self, most: Load) -> int:
+    def num_decodes(self, most: EngineLoad) -> int:
         """Return the maximum number of decodes in a step under the load `most`. Called if `has_turns`."""
         return most.num_decodes
 
@@ -70,7 +70,7 @@ class StepBudget:
         """Return whether the next mixed step should contain the narrowest decodes only. Called if `has_turns`."""
         return False
 
-    def prompt_tokens(self, load: Load) -> int | None:
+    def prompt_tokens(self, load: EngineLoad) -> int | None:
         """Return the maximum number of prompt tokens in a step with decodes, at least 1; None: only the step's token limit
         applies."""
         return None
@@ -90,7 +90,7 @@ class FixedBudget(StepBudget):
 
     num_tokens: int | None
 
-    def prompt_tokens(self, load: Load) -> int | None:
+    def prompt_tokens(self, load: EngineLoad) -> int | None:
         return self.num_tokens
 
 
@@ -154,7 +154,7 @@ class TimedBudget(StepBudget):
         self._num_shared = 0
         self._lead = lead
 
-    def step_s(self, load: Load) -> float:
+    def step_s(self, load: EngineLoad) -> float:
         """Return the maximum time of the step."""
         goals = self.goals
         waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
@@ -162,7 +162,7 @@ class TimedBudget(StepBudget):
         decode_s = self.learned.alone_s(load.num_decodes, load.num_context_tokens)
         return max(min(in_time_s, goals.max_itl_s, self._slowed_s(load)), _BESIDE_PROMPTS * decode_s)
 
-    def num_decodes(self, most: Load) -> int:
+    def num_decodes(self, most: EngineLoad) -> int:
         num_rows = most.num_decodes
         step_s = min(self._slowed_s(most), self.goals.max_itl_s)
         if most.num_waiting_tokens:
@@ -175,20 +175,20 @@ class TimedBudget(StepBudget):
         self._num_shared = (self._num_shared + 1) % _SHARED
         return not self._num_shared
 
-    def _slowed_s(self, load: Load) -> float:
+    def _slowed_s(self, load: EngineLoad) -> float:
         slowdown = self.goals.slowdown
         if slowdown is None:
             return math.inf
         narrowest = load.narrowest or Decodes(load.num_decodes, load.num_context_tokens)
         return (slowdown.by_many if load.num_requests > 1 else slowdown.by_one) * self.learned.alone_s(*narrowest)
 
-    def prompt_tokens(self, load: Load) -> int | None:
+    def prompt_tokens(self, load: EngineLoad) -> int | None:
         least = self._least
         if self.goals.slowdown is not None:
             least = min(least, self._tokens(load, self._slowed_s(load)))
         return max(1, least, self._tokens(load, self.step_s(load)))
 
-    def _tokens(self, load: Load, step_s: float) -> int:
+    def _tokens(self, load: EngineLoad, step_s: float) -> int:
         """Return how many prompt tokens fit a step of `step_s` seconds."""
         cost, least_s = self.learned.cost, self.learned.assumed.token_s
         if self.goals.slowdown is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.policy.decode_turns import DecodeTurns, Turns, num_requests, request_key
-from runtime.policy.step_budget import Decodes, Load, StepBudget
+from runtime.policy.step_budget import Decodes, EngineLoad, StepBudget
 from runtime.policy.step_cost import SCORED_COST
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class StepPolicy:
                     wanted[index] = 0
         return turns, alone
 
-    def _load(self, queues: Queues, turns: Turns | None) -> Load:
+    def _load(self, queues: Queues, turns: Turns | None) -> EngineLoad:
         num_decodes = num_context = num_waiting = depth = 0
         requests = set(turns.wide) if turns is not None else set()
         for sequence, wanted in zip(queues.running, queues.wanted, strict=True):
@@ -130,7 +130,7 @@ class StepPolicy:
                 requests.add(request_key(sequence))
         could_start = queues.waiting[: queues.num_could_start]
         num_waiting += int(sum([sequence.num_known_tokens for sequence in could_start]) * (1 - queues.hit_share))
-        load = Load(num_decodes, num_context, num_waiting, depth)
+        load = EngineLoad(num_decodes, num_context, num_waiting, depth)
         if turns is None:
             return load
         requests.update([request_key(sequence) for sequence in could_start])

@@ -65,13 +65,15 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledRows:
     """Results of a step's pooling rows."""
 
     groups: tuple[_Group, ...]
 
-    def to_host(self) -> Pooled:
-        return Pooled(tuple(_Group(each.rows, each.sizes, each.by_token, to_host(each.values)) for each in self.groups))
+    def to_host(self) -> PooledRows:
+        return PooledRows(
+            tuple(_Group(each.rows, each.sizes, each.by_token, to_host(each.values)) for each in self.groups)
+        )
 
     def by_row(self) -> dict[int, memoryview | None]:
         """Return the result by row; None if a number is not finite. The tensors must be computed."""
@@ -88,7 +90,7 @@ class Pooling:
     def bind(self, row: int, binding: RowBinding) -> None:
         self._kept.pop(row, None)
 
-    def compute(self, rows: Sequence[ScheduledRow], hidden: Any, device: torch.device) -> Pooled | None:
+    def compute(self, rows: Sequence[ScheduledRow], hidden: Any, device: torch.device) -> PooledRows | None:
         """Pool `rows`, in the order of the step's tokens, from `hidden`. Return None if no row completes a result."""
         stops = accumulate(row.num_tokens for row in rows)
         asked = [
@@ -99,13 +101,13 @@ class Pooling:
         if not asked:
             return None
         if len(asked) == len(rows) and _are_alike(asked):
-            return Pooled((self._alike(asked, hidden, device),))
+            return PooledRows((self._alike(asked, hidden, device),))
         by_labels = [each for each in asked if each.work.params.label_token_ids]
         pooled = [each for each in asked if not each.work.params.label_token_ids]
         groups = [self._labels(each, hidden, device) for each in by_labels if each.work.is_last]
         if pooled:
             groups += self._pooled(pooled, hidden, device)
-        return Pooled(tuple(groups)) if groups else None
+        return PooledRows(tuple(groups)) if groups else None
 
     def _alike(self, asked: Sequence[_Asked], hidden: Any, device: torch.device) -> _Group:
         """Pool whole texts with equal parameters, when the step has no other rows, in a few calls regardless of their

@@ -18,7 +18,7 @@ SWITCH_S = 5e-5  # Python's own is 5 ms
 MAX_DEPTH = 128
 
 
-class Call(NamedTuple):
+class ObservedCall(NamedTuple):
     """Call observed on the stack; times as of `time.time_ns`. `depth`: number of its enclosing calls."""
 
     name: str
@@ -40,7 +40,7 @@ class StackSampler:
         sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
-    def stop(self) -> list[Call]:
+    def stop(self) -> list[ObservedCall]:
         """Stop sampling and return the observed calls, outer calls before inner ones that began at the same time."""
         self._ended.set()
         self._thread.join()
@@ -69,17 +69,19 @@ class StackSampler:
         return tuple(reversed(found))
 
 
-def calls(samples: list[tuple[int, tuple[str, ...]]]) -> list[Call]:
+def calls(samples: list[tuple[int, tuple[str, ...]]]) -> list[ObservedCall]:
     """Join samples (time, stack) into calls. Consecutive samples share the calls of their common prefix."""
-    found: list[Call] = []
+    found: list[ObservedCall] = []
     running: list[tuple[str, int]] = []  # call at each depth, with its start
     for at_ns, stack in samples:
         same = 0
         while same < min(len(running), len(stack)) and running[same][0] == stack[same]:
             same += 1
-        found += (Call(name, began_ns, at_ns, same + place) for place, (name, began_ns) in enumerate(running[same:]))
+        found += (
+            ObservedCall(name, began_ns, at_ns, same + place) for place, (name, began_ns) in enumerate(running[same:])
+        )
         running[same:] = [(name, at_ns) for name in stack[same:]]
     if samples:
         last_ns = samples[-1][0]
-        found += (Call(name, began_ns, last_ns, depth) for depth, (name, began_ns) in enumerate(running))
+        found += (ObservedCall(name, began_ns, last_ns, depth) for depth, (name, began_ns) in enumerate(running))
     return sorted(found, key=lambda call: (call.began_ns, call.depth))

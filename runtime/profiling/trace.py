@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.api import StepRecord
-from runtime.profiling.stacks import Call
+from runtime.profiling.stacks import ObservedCall
 
 PROCESS = 1 << 30  # process id of our own tracks, above torch's; no process has it
 PYTHON_TRACK = 1
@@ -26,7 +26,9 @@ class NoTrace(ValueError):
     """Error: torch wrote a file that is not a trace in the expected format."""
 
 
-def write(path: Path, torch_trace: Path, calls: Sequence[Call], steps: Sequence[StepRecord], epoch_ns: int) -> None:
+def write(
+    path: Path, torch_trace: Path, calls: Sequence[ObservedCall], steps: Sequence[StepRecord], epoch_ns: int
+) -> None:
     """Write a gzipped trace to `path`. `epoch_ns`: wall time at zero of the monotonic clock, to place `steps`.
 
     Raises OSError or NoTrace, without leaving a file."""
@@ -49,7 +51,7 @@ def write(path: Path, torch_trace: Path, calls: Sequence[Call], steps: Sequence[
 
 
 def _events(
-    calls: Sequence[Call], steps: Sequence[StepRecord], epoch_ns: int, base_ns: int
+    calls: Sequence[ObservedCall], steps: Sequence[StepRecord], epoch_ns: int, base_ns: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the trace's events. Times count from `base_ns`."""
     yield _named("process_name", 0, {"name": "oneloop"})

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.quantize.schemes import Scheme, spread
+from runtime.quantize.schemes import RoundingScheme, spread
 
 _BLOCK = 128  # columns whose errors are applied to the rest of the matrix together
 _DAMPING = 0.01  # share of the diagonal's mean that is added to the diagonal
 
 
-def gptq(scheme: Scheme, weight: Tensor, gram: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def gptq(scheme: RoundingScheme, weight: Tensor, gram: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return codes [N, K] and scales, in `dtype`, of weight [N, K] float32. gram [K, K] float32: sum of x^T x over inputs x."""
     importance = gram.diagonal().clone()
     scales = scheme.scales(weight, importance.clamp(min=float(importance.mean()) * 1e-4), dtype)

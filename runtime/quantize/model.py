@@ -29,14 +29,14 @@ from runtime.models.spec.mlp import MoE
 from runtime.quantize.folder import SHARD_BYTES, ModelFolder
 from runtime.quantize.gptq import gptq
 from runtime.quantize.inputs import WatchedLinear, read_text, watched, watching
-from runtime.quantize.schemes import SCHEMES, Scheme, quantization_config, spread
+from runtime.quantize.schemes import SCHEMES, RoundingScheme, quantization_config, spread
 from runtime.weights.fetch import ModelFiles
 from runtime.weights.rules import (
     GroupedRows,
     InterleavedHalves,
     InterleavedRope,
-    Load,
     Parameter,
+    ReadPlan,
     Report,
     Shard,
     SwappedHalves,
@@ -51,7 +51,7 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StoredMatrix:
     """A stored matrix to quantise. `linear`: the layer with the same inputs; None for an expert."""
 
     name: str
@@ -123,7 +123,7 @@ def quantize(
     return Quantised(len(targets), left, before, after, lost, len(calibrated))
 
 
-def _targets(spec: DecoderSpec, source: TensorSource, scheme: Scheme) -> Iterator[Target]:
+def _targets(spec: DecoderSpec, source: TensorSource, scheme: RoundingScheme) -> Iterator[StoredMatrix]:
     linears = {f"{linear.name}.weight": linear.name for linear in spec.linears() if not linear.float32}
     routers = {
         f"{block.router_linear(layer, spec.hidden_size).name}.weight"
@@ -139,10 +139,10 @@ def _targets(spec: DecoderSpec, source: TensorSource, scheme: Scheme) -> Iterato
             if shard.index is not None or len(shard.shape) != 2 or shard.shape[0] < _MIN_ROWS:
                 continue
             if shard.name.endswith(".weight") and (group := scheme.group(shard.shape[1])) is not None:
-                yield Target(shard.name, linears.get(name), group)
+                yield StoredMatrix(shard.name, linears.get(name), group)
 
 
-def _by_rows(load: Load) -> bool:
+def _by_rows(load: ReadPlan) -> bool:
     """Return whether the stored rows are the parameter's rows, in any order."""
     match load.transform:
         case InterleavedHalves(as_columns=as_columns):
@@ -152,7 +152,7 @@ def _by_rows(load: Load) -> bool:
     return False
 
 
-def _left(source: TensorSource, targets: Mapping[str, Target]) -> Iterator[str]:
+def _left(source: TensorSource, targets: Mapping[str, StoredMatrix]) -> Iterator[str]:
     """Yield the layers that are not quantised; the head is always included, as it may be the embedding."""
     yield "lm_head"
     for name, shape in source.shapes.items():
@@ -172,13 +172,13 @@ def _model_dtype(config: Mapping[str, Any]) -> str:
 
 
 def _numbers(
-    source: TensorSource, targets: Mapping[str, Target], dtype: str, report: Report
+    source: TensorSource, targets: Mapping[str, StoredMatrix], dtype: str, report: Report
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every stored tensor by layer: targets in float32, other quantised tensors in `dtype`, plain tensors unchanged."""
     names = sorted(source.shapes, key=_in_order)
     storage = {name: "float32" if name in targets else _FLOATS.get(source.types[name], dtype) for name in names}
     shapes = {name: source.shapes[name] or (1,) for name in names}
-    loads = [Load(Parameter(name, shapes[name]), (Shard(name, 0, shapes[name]),)) for name in names]
+    loads = [ReadPlan(Parameter(name, shapes[name]), (Shard(name, 0, shapes[name]),)) for name in names]
     for parameter, values in source.stream(loads, dtype, report, storage):
         yield parameter.name, as_torch(values).reshape(source.shapes[parameter.name])
 
@@ -188,7 +188,7 @@ def _in_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
-def _alone(scheme: Scheme, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _alone(scheme: RoundingScheme, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scales = scheme.scales(values, None, dtype)
     return scheme.rounded(values, scales), scales
 
@@ -207,8 +207,8 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _calibrated(
-    files: ModelFiles, spec: DecoderSpec, scheme: Scheme, targets: Mapping[str, Target], texts: Sequence[Sequence[int]],
-    dtype: torch.dtype, report: Report, gram_bytes: int,
+    files: ModelFiles, spec: DecoderSpec, scheme: RoundingScheme, targets: Mapping[str, StoredMatrix],
+    texts: Sequence[Sequence[int]], dtype: torch.dtype, report: Report, gram_bytes: int,
 ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
     """Return codes and scales, by name, of the matrices that are calibrated on `texts`."""
     if not texts:
@@ -256,13 +256,13 @@ def _some_layers(linears: Mapping[str, WatchedLinear], gram_bytes: int) -> Itera
 
 
 def _rounded_layer(
-    decoder: Decoder, source: TensorSource, load: Load, gram: Tensor, scheme: Scheme, targets: Mapping[str, Target],
-    dtype: torch.dtype,
+    decoder: Decoder, source: TensorSource, load: ReadPlan, gram: Tensor, scheme: RoundingScheme,
+    targets: Mapping[str, StoredMatrix], dtype: torch.dtype,
 ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
     """Return the quantised matrices of a linear layer, and replace its weights in `decoder` by them."""
     found, parts = {}, []
     for shard in load.shards:
-        alone = Load(Parameter(shard.name, shard.shape), (Shard(shard.name, 0, shard.shape),))
+        alone = ReadPlan(Parameter(shard.name, shard.shape), (Shard(shard.name, 0, shard.shape),))
         ((_, values),) = source.stream([alone], "float32", lambda progress: None)
         weight = as_torch(values)
         if shard.name in targets:

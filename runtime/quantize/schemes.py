@@ -21,7 +21,7 @@ _SHRINK = tuple(
 _IN_CACHE = 1 << 17  # numbers per piece that stays in the cache
 
 
-class Scheme(ABC):
+class RoundingScheme(ABC):
     """Scheme of rounding. `scales` and `codes` take rows [N, K] float32 and a block of their columns; `codes` are float32
     grid values."""
 
@@ -66,7 +66,7 @@ def _safe(scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class W4A16(Scheme):
+class W4A16(RoundingScheme):
     """Scheme with four bits, -8 to 7, in groups of columns, and unquantised activations."""
 
     name = "w4a16"
@@ -115,7 +115,7 @@ class W4A16(Scheme):
         return _weights(4, "int", strategy="group", group_size=group)
 
 
-class _ByRow(Scheme):
+class _ByRow(RoundingScheme):
     """Base of schemes with a scale for each row, which maps its largest value to the largest of the grid."""
 
     __slots__ = ()
@@ -132,7 +132,7 @@ class _ByRow(Scheme):
         return _weights(8, self.kind, strategy="channel")
 
 
-class Fp8(_ByRow):
+class Fp8Rounding(_ByRow):
     """Scheme with E4M3 numbers: three bits of mantissa, at most 448."""
 
     __slots__ = ()
@@ -168,10 +168,10 @@ def _weights(bits: int, kind: str, **more: Any) -> dict[str, Any]:
     return {"num_bits": bits, "type": kind, "symmetric": True, "dynamic": False, "observer": "minmax"} | more
 
 
-SCHEMES: dict[str, Scheme] = {each.name: each for each in (W4A16(), Fp8(), W8A8())}
+SCHEMES: dict[str, RoundingScheme] = {each.name: each for each in (W4A16(), Fp8Rounding(), W8A8())}
 
 
-def quantization_config(scheme: Scheme, groups: dict[int, list[str]], ignored: list[str]) -> dict[str, Any]:
+def quantization_config(scheme: RoundingScheme, groups: dict[int, list[str]], ignored: list[str]) -> dict[str, Any]:
     """Return the config's section. `groups`: layer names by group size. `ignored`: layers that are not quantised. If all
     layers are quantised alike, they are named by their class, because readers may look that up first."""
     activations = None

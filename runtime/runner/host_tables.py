@@ -65,7 +65,7 @@ class TableUpdates:
                     yield Update(table, row.row, new.first_entry * size, ids)
 
 
-class HostTables:
+class HostBlockTables:
     """Block tables on the host: `entries` [tables, max_num_seqs, maximum entries] int32."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:

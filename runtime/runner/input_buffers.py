@@ -17,7 +17,7 @@ from runtime.batch import Sample, ScheduledRow
 from runtime.kv.kv_cache import LayerKV
 from runtime.kv.layout import KVLayout
 from runtime.models.forward_step import ForwardStep
-from runtime.runner.host_tables import HostTables, Int32s, Int64s
+from runtime.runner.host_tables import HostBlockTables, Int32s, Int64s
 from runtime.runner.step_inputs import (
     StepInputs,
     inputs_with_drafts,
@@ -41,7 +41,7 @@ class InputBuffers:
         self.last_ids = torch.zeros(max_num_seqs, dtype=torch.int64)
         self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64)
         self.draft_ids = torch.zeros((max_num_seqs, max_proposed), dtype=torch.int64)
-        self._tables = HostTables(layout, max_num_seqs, max_model_len)
+        self._tables = HostBlockTables(layout, max_num_seqs, max_model_len)
         self._last_ids: Int64s = self.last_ids.numpy()  # the same memory
         self._num_computed: Int64s = self.num_computed.numpy()  # the same memory
         self._adapter_slots = np.full(max_num_seqs, -1, np.int32)  # by row

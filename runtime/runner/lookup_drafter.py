@@ -16,7 +16,7 @@ from ops.transfer import index_on, upload
 from runtime.batch import RowBinding, ScheduledRow
 from runtime.runner.drafter import Drafter
 from runtime.runner.step_inputs import Inputs, StepInputs
-from runtime.speculate.config import Lookup
+from runtime.speculate.config import LookupLengths
 from runtime.speculate.gram_index import MAX_PROMPT
 
 
@@ -25,7 +25,7 @@ class LookupDrafter(Drafter):
 
     follows = True
 
-    def __init__(self, lookup: Lookup, inputs: Inputs) -> None:
+    def __init__(self, lookup: LookupLengths, inputs: Inputs) -> None:
         self._lookup = lookup
         self._inputs = inputs
         (num_rows, self._num), device = inputs.draft_ids.shape, inputs.draft_ids.device

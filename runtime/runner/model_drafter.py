@@ -20,11 +20,11 @@ from runtime.runner.head_drafter import HeadDrafter
 from runtime.runner.lookup_drafter import LookupDrafter
 from runtime.runner.step_inputs import Inputs, StepInputs
 from runtime.sample.sampler import Sampler
-from runtime.speculate.config import Lookup
+from runtime.speculate.config import LookupLengths
 
 
 def drafter_of(
-    model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler, lookup: Lookup | None
+    model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler, lookup: LookupLengths | None
 ) -> Drafter:
     """Return the drafter of `model`. Without `lookup`, a draft model and a draft head, it makes no draft tokens."""
     if lookup is not None:

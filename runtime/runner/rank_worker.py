@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from runtime.parallel.group import Apart, HostRank
 from runtime.parallel.links import Ways
-from runtime.parallel.stages import RowTables, Stage
+from runtime.parallel.stages import PipelineStage, RowTables
 from runtime.runner.worker import Worker
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class RankWorker(Worker):
     def __init__(self, rank: HostRank, ways: Ways | None = None) -> None:
         super().__init__()
         self.rank, self.ways = rank, ways
-        self.stage: Stage | None = None
+        self.stage: PipelineStage | None = None
 
     @property
     def stage_number(self) -> int:

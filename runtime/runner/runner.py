@@ -24,7 +24,7 @@ from runtime.fault import Fault, RowFailed
 from runtime.kv.kv_cache import KVCache
 from runtime.models.model import Model
 from runtime.parallel.stages import RowTables
-from runtime.pool.pooling import Pooled, Pooling
+from runtime.pool.pooling import PooledRows, Pooling
 from runtime.runner.encoding import EncoderOutputs, Encoding
 from runtime.runner.lane import Lane, Part
 from runtime.runner.model_drafter import drafter_of
@@ -33,7 +33,7 @@ from runtime.sample.drafts import accepted_ids, check_drafts, num_drafts
 from runtime.sample.logprobs import LogprobsState, StepLogprobs
 from runtime.sample.prompt_logprobs import PromptLogprobs
 from runtime.sample.sampler import Sampler
-from runtime.speculate.config import Lookup
+from runtime.speculate.config import LookupLengths
 from runtime.step import ForwardOutput, HostPages, RowMasks, Step, StepResult
 
 NO_OUTPUTS: EncoderOutputs = MappingProxyType({})
@@ -62,14 +62,14 @@ class Computed(NamedTuple):
     starts: Sequence[int]
     stops: Sequence[int]
     prompt_logprobs: PromptLogprobs | None = None
-    pooled: Pooled | None = None
+    pooled: PooledRows | None = None
     was_captured: bool = False
     hidden: Any = None  # of a captured step with pooled rows: hidden states for pooling
 
     @classmethod
     def of(
         cls, rows: tuple[ScheduledRow, ...], sampled: Sampled, prompt_logprobs: PromptLogprobs | None = None,
-        pooled: Pooled | None = None,
+        pooled: PooledRows | None = None,
     ) -> Computed:  # fmt: skip
         """Return the results of `rows`, in order. Each row has one logits row, plus one for each draft token."""
         starts: Sequence[int] = range(len(rows))
@@ -121,7 +121,7 @@ class Outputs(NamedTuple):
 class ModelRunner:
     def __init__(
         self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
-        lookup: Lookup | None = None, *, pools: bool = False,
+        lookup: LookupLengths | None = None, *, pools: bool = False,
     ) -> None:  # fmt: skip
         """Create a runner. `lookup`: n-gram settings for drafts on the device. `pools`: captured steps do not sample."""
         self._model = model
@@ -394,7 +394,7 @@ class ModelRunner:
 
 def read_result(
     batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], spans: tuple[Sequence[int], Sequence[int]], ids: Tensor,
-    guesses: Tensor | None, logprobs: StepLogprobs | None, pooled: Pooled | None,
+    guesses: Tensor | None, logprobs: StepLogprobs | None, pooled: PooledRows | None,
 ) -> StepResult:  # fmt: skip
     """Return the step's result. `spans`: start and end of the sampled logits rows of each of `rows`. `guesses`: draft ids as
     in `Drafts.ids`, if some were only on the device. The tensors must be computed."""

@@ -18,7 +18,7 @@ from runtime.sample.draw import Draw
 from runtime.sample.logit_bias import MAX_BIASES, LogitBias
 from runtime.sample.min_tokens import MAX_STOP_TOKEN_IDS, MinTokens
 from runtime.sample.penalties import Penalties
-from runtime.sample.stage import Record, Stage
+from runtime.sample.stage import Record, SamplerStage
 from runtime.sample.synthetic import SyntheticAcceptance
 from runtime.sample.transcripts import Transcripts
 
@@ -34,7 +34,7 @@ class Sampler:
         self._transcripts = Transcripts(vocab_size, max_num_seqs, device) if transcribes else None
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
         self._tables = tables = SamplingTables.empty(max_num_seqs, vocab_size, MAX_BIASES, max_bans, device)
-        self._stages: tuple[Stage, ...] = (
+        self._stages: tuple[SamplerStage, ...] = (
             Penalties(tables.counts),
             LogitBias(tables.bias_ids, tables.bias_values),
             MinTokens(tables.ban_ids, eos_token_ids),

@@ -22,7 +22,7 @@ class Record:
         self.floats: NDArray[np.float32] = self.words.view(np.float32)
 
 
-class Stage(Protocol):
+class SamplerStage(Protocol):
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         """Write the parameters of the sequence that now has `row` to `record`, and variable-length data to the stage's
         table."""

@@ -7,7 +7,7 @@ from bisect import insort
 from runtime.api import FinishReason
 from runtime.kv.sequence_blocks import SequenceBlocks
 from runtime.policy.fairness import Policy
-from runtime.sequence import Sequence, Status
+from runtime.sequence import Sequence, SequenceStatus
 
 
 class Sequences:
@@ -32,7 +32,7 @@ class Sequences:
         """Assign a row to a waiting sequence, whose blocks have been reserved."""
         self.waiting.remove(sequence)
         self._policy.starts(sequence)
-        sequence.status = Status.RUNNING
+        sequence.status = SequenceStatus.RUNNING
         sequence.row = self.free_rows.pop()
         sequence.needs_bind = True
         for claim in sequence.claims:
@@ -49,22 +49,22 @@ class Sequences:
         """Move a running sequence back to the waiting queue; it will be recomputed. Ids in flight arrive later and are kept."""
         self.running.remove(sequence)
         self._give_back(sequence)
-        sequence.status = Status.WAITING
+        sequence.status = SequenceStatus.WAITING
         sequence.is_resumed = True
         self._wait(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a waiting or running sequence. Its row and blocks are free when this returns."""
-        if sequence.status is Status.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
             self._give_back(sequence)
-        elif sequence.status is Status.WAITING:
+        elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
         self._policy.ends(sequence)
         for claim in sequence.claims:
             claim.finished()
         sequence.claims = ()
-        sequence.status = Status.FINISHED
+        sequence.status = SequenceStatus.FINISHED
         sequence.finish = reason
         self._by_number.pop(sequence.number, None)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from runtime.api import FinishReason
 from runtime.batch import NOT_FINITE, SAMPLE, Sample, ScheduledBatch
 from runtime.scheduling.sequences import Sequences
-from runtime.sequence import Sequence, Status
+from runtime.sequence import Sequence, SequenceStatus
 
 
 class Settled(NamedTuple):
@@ -106,5 +106,5 @@ def forget(sequences: Sequences, batch: ScheduledBatch) -> None:
             sequence.num_in_flight -= row.work.num_ids
         if row.prompt_logprobs is not None:
             sequence.next_prompt_logprob = min(sequence.next_prompt_logprob, row.prompt_logprobs.start)
-        if sequence.status is Status.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             sequences.preempt(sequence)

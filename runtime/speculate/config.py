@@ -27,7 +27,7 @@ _DEFAULT_DRAFTS: Final = 8
 _DEFAULT_OF_HEADS: Final = 3
 
 
-class Lookup(NamedTuple):
+class LookupLengths(NamedTuple):
     """Settings of n-gram lookup: minimum and maximum number of last tokens to look up, and the maximum length of the text."""
 
     shortest: int
@@ -126,11 +126,11 @@ class SpeculativeConfig:
             return self
         return replace(self, method="ngram_gpu" if on_device else "ngram_cpu")
 
-    def lookup(self, max_model_len: int) -> Lookup | None:
+    def lookup(self, max_model_len: int) -> LookupLengths | None:
         """Return the settings of n-gram lookup on the device, or None."""
         if self.method != "ngram_gpu":
             return None
-        return Lookup(self.prompt_lookup_min, self.prompt_lookup_max, max_model_len)
+        return LookupLengths(self.prompt_lookup_min, self.prompt_lookup_max, max_model_len)
 
     @property
     def on_device(self) -> bool:

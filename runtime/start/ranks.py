@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from runtime.config import EngineConfig
 from runtime.parallel.group import Group, HostRank
-from runtime.parallel.links import AgreeingRank, Line, StageLinks
+from runtime.parallel.links import AgreeingRank, StageLinks, ThreadLine
 from runtime.parallel.runners import RankRunners
 from runtime.parallel.stage_runners import StageRunners
-from runtime.parallel.stages import Stage
+from runtime.parallel.stages import PipelineStage
 from runtime.platform.platform import Report
 from runtime.runner.rank_worker import RankWorker, on_every_rank
 from runtime.start.build import EngineParts, Running, build_alone, build_rank, encode_first_items
@@ -55,7 +55,7 @@ class OwnRanks:
         self._groups = [Group(self.size) for _ in numbers]
         self._everyone = Group(self.size * len(numbers))
         self._links = links
-        self._lines = [Line(num_stages) for _ in range(self.size)] if num_stages > 1 and links is None else []
+        self._lines = [ThreadLine(num_stages) for _ in range(self.size)] if num_stages > 1 and links is None else []
         self.by_stage = [
             [self._worker(group, stage, number, first + place * self.size + number) for number in range(self.size)]
             for place, (stage, group) in enumerate(zip(numbers, self._groups, strict=True))
@@ -95,8 +95,8 @@ class OwnRanks:
         ]
 
     @property
-    def stages(self) -> list[list[Stage]]:
-        """Return the `Stage` of each rank, by stage."""
+    def stages(self) -> list[list[PipelineStage]]:
+        """Return the `PipelineStage` of each rank, by stage."""
         return [[worker.stage for worker in stage if worker.stage is not None] for stage in self.by_stage]
 
     def end(self) -> None:

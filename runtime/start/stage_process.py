@@ -18,24 +18,24 @@ from typing import Any, NamedTuple, cast
 from runtime.config import PlanError
 from runtime.fault import RowFailed
 from runtime.models.spec.model import UnsupportedModel
-from runtime.parallel.connection import Connection
+from runtime.parallel.connection import PeerConnection
 from runtime.parallel.group import Apart
 from runtime.parallel.links import LinkPort
 from runtime.parallel.messages import (
     Await,
     Build,
     Close,
-    Done,
     Failed,
     Forget,
     Join,
     Joined,
     NotBuilt,
-    PromptLogprobs,
+    PromptLogprobsDone,
+    StepDone,
     Work,
     with_arrays,
 )
-from runtime.parallel.stages import Stage, Turn
+from runtime.parallel.stages import PipelineStage, Turn
 from runtime.start.plan import SharedDevice
 from runtime.start.stages import build_stage, built_stage
 from runtime.step import ForwardOutput, GpuEvent, Runner, SharedEvent, Step
@@ -54,7 +54,7 @@ class _Serving(NamedTuple):
     """A built stage. `stages`: by rank."""
 
     runner: Runner
-    stages: list[Stage]
+    stages: list[PipelineStage]
     close: Callable[[], Any]
 
 
@@ -63,7 +63,7 @@ class _StageProcess:
         """Connect to the first process. Must be called with a running loop."""
         self._join = join
         self._loop = asyncio.get_running_loop()
-        self._connection = Connection(join.secret, self._on_message, self._lost, connects=True)
+        self._connection = PeerConnection(join.secret, self._on_message, self._lost, connects=True)
         self._build: asyncio.Future[Build] = self._loop.create_future()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._port: LinkPort | None = None
@@ -122,13 +122,13 @@ class _StageProcess:
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: PeerConnection) -> None:
         if not self._over.done():
             self._over.set_result(None)
         if self._port is not None and self._serving is None:
             self._port.close()  # the build need not wait for other stages any more
 
-    def _on_message(self, connection: Connection, message: Any) -> None:
+    def _on_message(self, connection: PeerConnection, message: Any) -> None:
         match message:
             case Build():
                 self._build.set_result(message)
@@ -139,7 +139,7 @@ class _StageProcess:
                 if isinstance(output, BaseException):
                     self._failed(number, output)
                 else:
-                    self._when(output.done(), number, lambda: self._connection.send(Done(number)))
+                    self._when(output.done(), number, lambda: self._connection.send(StepDone(number)))
             case Forget(of):
                 self._outputs.pop(of, None)
             case Close():
@@ -182,7 +182,7 @@ class _StageProcess:
 
     def _done(self, number: int, step: Step) -> None:
         try:
-            done = Done(number, with_arrays(step.read()), step.idle_before_s(), step.was_captured())
+            done = StepDone(number, with_arrays(step.read()), step.idle_before_s(), step.was_captured())
         except Exception as error:
             self._failed(number, error)
             return
@@ -194,7 +194,7 @@ class _StageProcess:
 
     async def _tell_of_prompts(self, number: int, step: Step) -> None:
         try:
-            self._connection.send(PromptLogprobs(number, await step.prompt_logprobs()))
+            self._connection.send(PromptLogprobsDone(number, await step.prompt_logprobs()))
         except Exception as error:
             self._failed(number, error)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runtime.tiers.disk import DiskTier
 
 
-class Lookup:
+class TierLookup:
     def __init__(
         self, host: HostTier, disk: DiskTier | None, slot_bytes: int, token_s: float, stats: TierStats
     ) -> None:

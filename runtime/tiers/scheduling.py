@@ -26,7 +26,7 @@ from runtime.fault import Fault
 from runtime.feature import Claim, Door, Feature, Scheduling
 from runtime.sequence import Sequence
 from runtime.tiers.host import HostMemory, HostTier, Key, Slots
-from runtime.tiers.lookup import Lookup
+from runtime.tiers.lookup import TierLookup
 from runtime.tiers.stats import FROM_DISK, FROM_HOST, TO_DISK, TO_HOST, TierStats
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TierScheduling(Feature):
         self._copy_bytes = copy_bytes
         self.host, self.slabs, self.disk = host, slabs, disk
         self.stats = TierStats()
-        self.lookup = Lookup(host, disk, slabs.slot_bytes, token_s, self.stats)
+        self.lookup = TierLookup(host, disk, slabs.slot_bytes, token_s, self.stats)
         self._clock = clock
         self._door: Door | None = None
         self._num_scheduled = 0

@@ -28,7 +28,7 @@ TABLES = {name: np.array(numbers, np.float32) for name, numbers in _WRITTEN["tab
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFormat:
+class GgmlType:
     """Block type of ggml: `weights` values in `size` bytes. `codes`: format of converted blocks, None for plain numbers."""
 
     name: str
@@ -38,7 +38,7 @@ class BlockFormat:
 
 
 TYPES_BY_ID = {
-    each["id"]: BlockFormat(name, each["columns"], each["bytes"], each.get("codes"))
+    each["id"]: GgmlType(name, each["columns"], each["bytes"], each.get("codes"))
     for name, each in _WRITTEN["blocks"].items()
 }
 FORMATS = {
@@ -46,7 +46,7 @@ FORMATS = {
 }
 
 
-def dequantize(raw: Bytes, block_format: BlockFormat, out: Floats) -> None:
+def dequantize(raw: Bytes, block_format: GgmlType, out: Floats) -> None:
     """Decode contiguous whole blocks `raw` (bytes of any shape) into `out` float32, in C order."""
     blocks = raw.reshape(-1, block_format.size)
     values = out.reshape(-1, block_format.weights)
@@ -55,7 +55,7 @@ def dequantize(raw: Bytes, block_format: BlockFormat, out: Floats) -> None:
         _decode(blocks[start : start + step], block_format, values[start : start + step])
 
 
-def _decode(blocks: Bytes, block_format: BlockFormat, out: Floats) -> None:
+def _decode(blocks: Bytes, block_format: GgmlType, out: Floats) -> None:
     if block_format.name == "BF16":
         np.left_shift(blocks.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
     elif block_format.codes is None:
@@ -84,7 +84,7 @@ def _of_groups(roles: dict[str, Any], role: str) -> Floats:
     return fine[:, :, None]
 
 
-def block_columns(rows: Bytes, block_format: BlockFormat, columns: tuple[int, int]) -> Bytes:
+def block_columns(rows: Bytes, block_format: GgmlType, columns: tuple[int, int]) -> Bytes:
     """Return columns [first, last) of rows of whole blocks [rows, bytes]. Both must be multiples of the block size."""
     first, last = (each // block_format.weights * block_format.size for each in columns)
     return np.ascontiguousarray(rows[:, first:last])

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from runtime.weights.dequantize import Floats
 from runtime.weights.rules import (
+    ConvolutionKernel,
     GroupedRows,
     InterleavedHalves,
     InterleavedRope,
-    Kernel,
     OneRow,
     Shape,
     SwappedHalves,
@@ -82,5 +82,5 @@ def undo(transform: Transform, values: Array, shape: Shape) -> Array:
             return np.concatenate(np.split(values, 2)[::-1])
         case OneRow():
             return values.reshape(shape)
-        case Kernel():
+        case ConvolutionKernel():
             return np.ascontiguousarray(values.swapaxes(1, 2)).reshape(shape)

@@ -15,7 +15,7 @@ import numpy as np
 from runtime.weights.dequantize import FORMATS, Bytes, Floats, block_columns, dequantize
 from runtime.weights.dtypes import Array, store
 from runtime.weights.gguf import GgufFile, GgufTensor
-from runtime.weights.gguf_config import LONGROPE, ROPE_FACTORS, Metadata, architecture_of, hf_name
+from runtime.weights.gguf_config import LONGROPE, ROPE_FACTORS, GGUFMetadata, architecture_of, hf_name
 from runtime.weights.rules import Shape, Span, WeightsError
 
 _ONE_ROW = "shared_expert_gate.weight"
@@ -145,7 +145,7 @@ def _reordered_heads(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     architecture = architecture_of(metadata)
     if architecture is None or not architecture.reordered:
         return {}
-    config = Metadata("", metadata)
+    config = GGUFMetadata("", metadata)
     found = {}
     for name, tensor in tensors.items():
         for projection, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):

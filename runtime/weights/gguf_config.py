@@ -110,7 +110,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """Return the model's config.json from the metadata and the tensors. `file` is open.
 
     Raises WeightsError if it is incomplete or unsupported."""
-    metadata = Metadata(f"{file.path}: ", file.metadata)
+    metadata = GGUFMetadata(f"{file.path}: ", file.metadata)
     architecture = metadata.architecture()
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -155,7 +155,7 @@ def generation_config_from_gguf(file: GgufFile) -> dict[str, Any]:
     return found
 
 
-def _rope_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile, metadata: GGUFMetadata) -> dict[str, Any] | None:
     if ROPE_FACTORS in file.tensors:
         return {"rope_type": "factors", "factors": file.read(ROPE_FACTORS).reshape(-1).tolist()}
     if LONGROPE["long_factor"] in file.tensors:
@@ -167,7 +167,7 @@ def _rope_scaling(file: GgufFile, metadata: Metadata) -> dict[str, Any] | None:
     return {"rope_type": kind, **_scaling_numbers(metadata)}
 
 
-def _scaling_numbers(metadata: Metadata) -> dict[str, Any]:
+def _scaling_numbers(metadata: GGUFMetadata) -> dict[str, Any]:
     scaling = {
         "factor": metadata.optional("rope.scaling.factor"),
         "original_max_position_embeddings": metadata.optional("rope.scaling.original_context_length"),
@@ -180,13 +180,13 @@ def _scaling_numbers(metadata: Metadata) -> dict[str, Any]:
     return {key: value for key, value in scaling.items() if value is not None}
 
 
-def _mscale(metadata: Metadata) -> dict[str, float]:
+def _mscale(metadata: GGUFMetadata) -> dict[str, float]:
     """Return DeepSeek's two YaRN scales, which are equal; the metadata contains a tenth of their value."""
     tenth = metadata.optional("rope.scaling.yarn_log_multiplier")
     return {} if tenth is None else {"mscale": 10 * tenth, "mscale_all_dim": 10 * tenth}
 
 
-def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
+def _gemma(file: GgufFile, metadata: GGUFMetadata) -> dict[str, Any]:
     """Return config fields of Gemma 2 and 3. The largest models, recognised by their number of layers, scale scores by
     another width than a head's."""
     largest = {"gemma2": 46, "gemma3": 62}.get(file.metadata["general.architecture"])
@@ -204,7 +204,7 @@ def _gemma(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _deepseek(metadata: Metadata) -> dict[str, Any]:
+def _deepseek(metadata: GGUFMetadata) -> dict[str, Any]:
     """Return config fields of DeepSeek V2 or V3, which differ in the metadata by the scoring function. Head sizes are those
     of the decompressed heads, which have separate keys in newer files."""
     rotary_dim, scale = metadata.count("rope.dimension_count"), metadata.optional("expert_weights_scale")
@@ -231,7 +231,7 @@ def _deepseek(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _experts(metadata: Metadata) -> dict[str, Any]:
+def _experts(metadata: GGUFMetadata) -> dict[str, Any]:
     if not metadata.optional("expert_count"):
         return {}
     found = {
@@ -244,7 +244,7 @@ def _experts(metadata: Metadata) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-class Metadata:
+class GGUFMetadata:
     """Metadata of one architecture. Errors name the file and the key."""
 
     def __init__(self, origin: str, values: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ class OneRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ConvolutionKernel:
     """Weight of a convolution over time, stored as [rows, channels, size]. In the parameter each row has all channels of the
     first step, then those of the next."""
 
@@ -112,7 +112,14 @@ class Kernel:
 
 
 Transform = (
-    Transposed | UnitOffsetNorm | InterleavedRope | GroupedRows | InterleavedHalves | SwappedHalves | OneRow | Kernel
+    Transposed
+    | UnitOffsetNorm
+    | InterleavedRope
+    | GroupedRows
+    | InterleavedHalves
+    | SwappedHalves
+    | OneRow
+    | ConvolutionKernel
 )
 
 
@@ -239,7 +246,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReadPlan:
     """Plan of reading a parameter. `transform`: how the merged shards are stored; `cut` is applied after undoing it. Rows
     without a shard are zeros."""
 
@@ -249,7 +256,7 @@ class Load:
     cut: Cut | None = None
 
 
-def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
+def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> ReadPlan:
     """Return the load of a parameter, with names and shapes of the stored tensors by `rules`."""
     own_name = tuple(parameter.name.split("."))
     names, index, how = [own_name], None, None
@@ -275,14 +282,14 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> Load:
         for name, start, count in zip(names, starts, rows, strict=True)
         if name not in unwritten
     )
-    return Load(parameter, tuple(shards), how)
+    return ReadPlan(parameter, tuple(shards), how)
 
 
-def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
+def reduced(load: ReadPlan, parameter: Parameter, cut: Cut) -> ReadPlan:
     """Return the load of this cut of `load`'s parameter. If rows are stored in their final order, only the needed ones are
     read."""
     if not cut.rows:
-        return Load(parameter, ())
+        return ReadPlan(parameter, ())
     if load.transform is not None and not isinstance(load.transform, UnitOffsetNorm):
         return replace(load, parameter=parameter, cut=cut)
     shards, start = [], 0
@@ -293,7 +300,7 @@ def reduced(load: Load, parameter: Parameter, cut: Cut) -> Load:
                 taken = Span(first - shard.start, last - shard.start)
                 shards.append(replace(shard, start=start + first - span.start, taken=taken, columns=cut.columns))
         start += span.stop - span.start
-    return Load(parameter, tuple(shards), load.transform)
+    return ReadPlan(parameter, tuple(shards), load.transform)
 
 
 def fitting(
@@ -324,7 +331,7 @@ def _find(name: tuple[str, ...], segments: tuple[str, ...]) -> int | None:
 def plan(
     parameters: Iterable[Parameter], rules: Sequence[Rule], stored: Mapping[str, Shape], *, ignored: Sequence[str] = (),
     ignored_below: Sequence[str] = (),
-) -> list[Load]:  # fmt: skip
+) -> list[ReadPlan]:  # fmt: skip
     """Return the loads of all parameters, in order. `ignored`: suffixes of unneeded names, `ignored_below`: prefixes.
 
     Raises WeightsError naming missing, surplus and wrong-shape tensors."""
@@ -397,7 +404,7 @@ class TensorSource(Protocol):
     def types(self) -> Mapping[str, str]: ...
 
     def stream(
-        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
+        self, loads: Sequence[ReadPlan], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
         destinations: Destinations | None = None,
     ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
         """Yield each parameter and its values, in the order of `loads`. Values are a new C-contiguous numpy array of float32,

@@ -25,8 +25,8 @@ from runtime.weights.rules import (
     Cut,
     Destination,
     Destinations,
-    Load,
     Parameter,
+    ReadPlan,
     Report,
     Shape,
     Shard,
@@ -73,7 +73,7 @@ class TensorReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    load: Load
+    load: ReadPlan
     values: Array
     reads: list[Future[None]]
     stored_bytes: int
@@ -95,7 +95,7 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class _PlacedInFlight:
-    load: Load
+    load: ReadPlan
     destination: Destination
     reads: list[Future[None]]
     stored_bytes: int
@@ -112,7 +112,7 @@ class _PlacedInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _StoredInFlight:
-    load: Load
+    load: ReadPlan
     formats: list[str]
     reads: list[Future[dict[str, Bytes]]]
     stored_bytes: int
@@ -148,7 +148,7 @@ class TensorStream:
         return self._checkpoint.types
 
     def stream(
-        self, loads: Sequence[Load], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
+        self, loads: Sequence[ReadPlan], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
         destinations: Destinations | None = None,
     ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
         """Yield parameters and values, see `rules.TensorSource`. Progress counts stored bytes."""
@@ -171,7 +171,7 @@ class TensorStream:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begin(
-        self, load: Load, target: str, pool: ThreadPoolExecutor, destinations: Destinations | None
+        self, load: ReadPlan, target: str, pool: ThreadPoolExecutor, destinations: Destinations | None
     ) -> _InFlight | _PlacedInFlight | _StoredInFlight:
         if target == AS_STORED:
             return self._begin_stored(load, pool)
@@ -181,7 +181,7 @@ class TensorStream:
                 return self._begin_placed(load, destination, pool)
         return self._begin_array(load, target, pool)
 
-    def _is_read_as_it_is(self, load: Load) -> bool:
+    def _is_read_as_it_is(self, load: ReadPlan) -> bool:
         return (
             sum(shard.rows[0] for shard in load.shards) == load.parameter.shape[0]
             and load.transform is None
@@ -190,7 +190,7 @@ class TensorStream:
             and not any(self._checkpoint.whole(shard.name) for shard in load.shards)
         )
 
-    def _begin_placed(self, load: Load, destination: Destination, pool: ThreadPoolExecutor) -> _PlacedInFlight:
+    def _begin_placed(self, load: ReadPlan, destination: Destination, pool: ThreadPoolExecutor) -> _PlacedInFlight:
         reads = []
         for shard in load.shards:
             first, num = 0 if shard.taken is None else shard.taken.start, shard.rows[0]
@@ -204,7 +204,7 @@ class TensorStream:
         with destination.rows(start, stop) as rows:
             self._checkpoint.read_rows(name, first, rows)
 
-    def _begin_array(self, load: Load, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
+    def _begin_array(self, load: ReadPlan, dtype: str, pool: ThreadPoolExecutor) -> _InFlight:
         shape = load.parameter.shape if load.cut is None else load.cut.shape
         values = empty(shape if load.transform is None else load.transform.stored_shape(shape), dtype)
         if sum(shard.rows[0] for shard in load.shards) < len(values):
@@ -239,7 +239,7 @@ class TensorStream:
         rows = buffer if shard.index is None else buffer[0, taken]
         out[...] = rows if shard.columns is None else rows[:, slice(*shard.columns)]
 
-    def _begin_stored(self, load: Load, pool: ThreadPoolExecutor) -> _StoredInFlight:
+    def _begin_stored(self, load: ReadPlan, pool: ThreadPoolExecutor) -> _StoredInFlight:
         reads = [pool.submit(self._read_stored, shard) for shard in load.shards]
         formats = [self.types[shard.name] for shard in load.shards]
         return _StoredInFlight(load, formats, reads, sum(map(self._stored_bytes, load.shards)))

@@ -12,7 +12,7 @@ from server.generate.speech.stats import SpeechStats
 from server.http.metrics import HttpStats
 from server.http.offload import Offload
 from server.http.websocket import OpenSockets
-from server.models.dashboard import Feed, Texts
+from server.models.dashboard import Feed, RecentTexts
 from server.models.library import Library
 from server.models.lifecycle import Lifecycle, TokenProbe
 
@@ -29,7 +29,7 @@ class Service:
     token_probe: TokenProbe = field(default_factory=TokenProbe)
     batch_folder: BatchFolder | None = None
     batches: BatchRunner | None = None
-    texts: Texts | None = None
+    texts: RecentTexts | None = None
     feed: Feed | None = None
     library: Library | None = None
     speech_stats: SpeechStats = field(default_factory=SpeechStats)

@@ -33,10 +33,10 @@ from server.batches.lines import (
     read_line,
     record_of,
 )
-from server.batches.store import BatchStore, Done, StoredBatch, Usage
+from server.batches.store import BatchStore, BatchSummary, StoredBatch, UsageCounts
 from server.http.call import Call
 from server.http.errors import ApiError, BatchOver, InvalidRequest, StorageFull, TooManyRequests, clip
-from server.models.lifecycle import Lifecycle, Phase
+from server.models.lifecycle import Lifecycle, LoadPhase
 
 logger = logging.getLogger("oneloop.batch")
 
@@ -260,7 +260,7 @@ class BatchRunner:
 
     # --- its lines ------------------------------------------------------------------------------------------------
 
-    async def _answer_lines(self, id: str, run: _Run, done: Done) -> None:
+    async def _answer_lines(self, id: str, run: _Run, done: BatchSummary) -> None:
         batch = self._store.now(id)
         if self._places is None:
             num_rows = self._lifecycle.require_model().engine.model.max_num_seqs
@@ -275,7 +275,7 @@ class BatchRunner:
                         break
                     group.create_task(self._answer_line(id, run, line))
 
-    def _undone(self, file: BinaryIO, batch: StoredBatch, done: Done) -> Iterator[_Line]:
+    def _undone(self, file: BinaryIO, batch: StoredBatch, done: BatchSummary) -> Iterator[_Line]:
         """Yield the lines that are not done. Runs on a thread."""
         for number, line in lines_of(file, self._limit_bytes):
             custom_id = custom_id_of(line)
@@ -293,7 +293,7 @@ class BatchRunner:
     async def _there_is_room(self, run: _Run) -> bool:
         """Wait until no request waits for the engine and a row is free. Return False if waiting is pointless."""
         while run.goes_on:
-            if self._lifecycle.phase is not Phase.READY:
+            if self._lifecycle.phase is not LoadPhase.READY:
                 run.is_left = True
                 break
             engine = self._lifecycle.require_model().engine
@@ -314,7 +314,7 @@ class BatchRunner:
                 return
             answer = await self._answered(run, line.request, partial(_call_of, self._store.now(id).owner))
             if answer is not None:
-                record, used = record_of(line.custom_id, answer), Usage.of_answer(answer.body)
+                record, used = record_of(line.custom_id, answer), UsageCounts.of_answer(answer.body)
                 await self._record(id, run, record, answered=answer.status == 200, used=used)
         finally:
             self._places.release()
@@ -336,7 +336,9 @@ class BatchRunner:
             await self._pause()
         return None
 
-    async def _record(self, id: str, run: _Run, record: bytes, *, answered: bool, used: Usage = Usage()) -> None:
+    async def _record(
+        self, id: str, run: _Run, record: bytes, *, answered: bool, used: UsageCounts = UsageCounts()
+    ) -> None:
         try:
             self._files.reserve(self._store.now(id).owner, len(record))
         except StorageFull as error:

@@ -23,20 +23,20 @@ from server.http.errors import BatchObjectNotFound
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class UsageCounts:
     input_tokens: int = 0
     cached_tokens: int = 0  # of the input's
     output_tokens: int = 0
     reasoning_tokens: int = 0  # of the output's
 
     @classmethod
-    def of_answer(cls, body: bytes) -> Usage:
+    def of_answer(cls, body: bytes) -> UsageCounts:
         """Return the usage in the body of an answer."""
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         return cls.of({"usage": msgspec.json.decode(fields["usage"])} if "usage" in fields else {})
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Usage:
+    def of(cls, body: Mapping[str, Any]) -> UsageCounts:
         """Return the usage that an answer reports: a chat or completion by `prompt_tokens`, a response by `input_tokens`."""
         usage = body.get("usage") or {}
         prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
@@ -48,8 +48,8 @@ class Usage:
             completion.get("reasoning_tokens", 0),
         )
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: UsageCounts) -> UsageCounts:
+        return UsageCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def body(self) -> BatchUsage:
@@ -83,7 +83,7 @@ class StoredBatch:
     window_s: int = 86_400
     output_ttl_s: int | None = None
     is_over: bool = False
-    usage: Usage = field(default_factory=Usage)
+    usage: UsageCounts = field(default_factory=UsageCounts)
     metadata: Mapping[str, str] | None = None
     times: Mapping[str, int] = field(default_factory=dict)
     total: int = 0
@@ -128,7 +128,7 @@ class StoredBatch:
         )
 
 
-class Done(NamedTuple):
+class BatchSummary(NamedTuple):
     """Summary of a batch's records: counts, digests of custom_ids, numbers of lines without one, bytes, and usage."""
 
     answered: int
@@ -136,7 +136,7 @@ class Done(NamedTuple):
     custom_ids: set[bytes]
     numbers: set[int]
     num_bytes: int
-    usage: Usage
+    usage: UsageCounts
 
 
 class BatchStore:
@@ -151,7 +151,7 @@ class BatchStore:
         for path in sorted(self._folder.glob("*.json")):
             try:
                 content = json.loads(path.read_text())
-                usage = Usage(**content.get("usage", {}))
+                usage = UsageCounts(**content.get("usage", {}))
                 batch = StoredBatch(**{**content, "errors": tuple(content["errors"]), "usage": usage})
                 assert batch.id == path.stem
             except (OSError, ValueError, TypeError, KeyError, AssertionError):
@@ -213,9 +213,9 @@ class BatchStore:
         with self.records(id)[0 if answered else 1].open("ab") as file:
             file.write(record)
 
-    def read_done(self, id: str) -> Done:
+    def read_done(self, id: str) -> BatchSummary:
         """Read the records, and drop a truncated last record. Call on a thread."""
-        counts, custom_ids, numbers, num_bytes, usage = [0, 0], set[bytes](), set[int](), 0, Usage()
+        counts, custom_ids, numbers, num_bytes, usage = [0, 0], set[bytes](), set[int](), 0, UsageCounts()
         for place, path in enumerate(self.records(id)):
             with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
                 end = 0
@@ -226,14 +226,14 @@ class BatchStore:
                     counts[place] += 1
                     record = json.loads(line)
                     if record["response"] is not None:
-                        usage += Usage.of(record["response"]["body"])
+                        usage += UsageCounts.of(record["response"]["body"])
                     if record["custom_id"] is not None:
                         custom_ids.add(digest(record["custom_id"]))
                     elif record["id"].startswith(_NUMBERED):
                         numbers.add(int(record["id"].removeprefix(_NUMBERED)))
                 file.truncate(end)
                 num_bytes += end
-        return Done(counts[0], counts[1], custom_ids, numbers, num_bytes, usage)
+        return BatchSummary(counts[0], counts[1], custom_ids, numbers, num_bytes, usage)
 
 
 _NUMBERED: Final = "batch_req_line_"  # see `lines.error_record_of`

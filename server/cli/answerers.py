@@ -21,7 +21,7 @@ class AnswerFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """Piece of an answer: text, reasoning, and the number of tokens if known."""
 
     text: str = ""
@@ -36,11 +36,11 @@ class Answerer(Protocol):
     @property
     def name(self) -> str: ...
 
-    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
         """Yield the answer to a conversation in pieces. Raises AnswerFailed, also after the first piece."""
         ...
 
-    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
         """Yield the continuation of a text in pieces. Raises AnswerFailed, also after the first piece."""
         ...
 
@@ -86,20 +86,20 @@ class Endpoint:
             self._stream_options["continuous_usage_stats"] = True
         self.name = self.name or models[0][0]
 
-    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+    def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
         return self._stream("/v1/chat/completions", {"messages": messages, **fields}, _said)
 
-    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+    def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
         return self._stream(
-            "/v1/completions", {"prompt": prompt, **fields}, lambda choice: Piece(choice.get("text") or "")
+            "/v1/completions", {"prompt": prompt, **fields}, lambda choice: AnswerPiece(choice.get("text") or "")
         )
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def _stream(
-        self, path: str, fields: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Piece]
-    ) -> AsyncGenerator[Piece, None]:
+        self, path: str, fields: Mapping[str, Any], read: Callable[[Mapping[str, Any]], AnswerPiece]
+    ) -> AsyncGenerator[AnswerPiece, None]:
         await self.find_model()
         num_tokens = 0
         body = {"model": self.name, "stream": True, "stream_options": self._stream_options, **fields}
@@ -117,7 +117,7 @@ class Endpoint:
                     for choice in event.get("choices") or ():
                         yield read(choice)
                     so_far = (event.get("usage") or {}).get("completion_tokens") or num_tokens
-                    yield Piece(num_tokens=so_far - num_tokens)
+                    yield AnswerPiece(num_tokens=so_far - num_tokens)
                     num_tokens = so_far
 
 
@@ -131,9 +131,9 @@ def _reached() -> Iterator[None]:
         raise AnswerFailed(f"the endpoint is not an OpenAI-compatible API: {type(error).__name__}: {error}") from error
 
 
-def _said(choice: Mapping[str, Any]) -> Piece:
+def _said(choice: Mapping[str, Any]) -> AnswerPiece:
     delta = choice.get("delta") or {}
-    return Piece(delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or "")
+    return AnswerPiece(delta.get("content") or "", delta.get("reasoning_content") or delta.get("reasoning") or "")
 
 
 def _complaint(body: bytes, status: int) -> str:

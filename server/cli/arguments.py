@@ -40,7 +40,7 @@ DESCRIPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ChatArguments:
     """Arguments of a chat. `url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names.
     `attached`: files sent with the first question."""
 
@@ -54,7 +54,9 @@ class Arguments:
     attached: Sequence[Part] = ()
 
 
-def arguments_or_exit_code(command: str, argv: Sequence[str], check: Callable[[ServerConfig], None]) -> Arguments | int:
+def arguments_or_exit_code(
+    command: str, argv: Sequence[str], check: Callable[[ServerConfig], None]
+) -> ChatArguments | int:
     """Return the arguments of this process. For invalid options, print the reason and return the exit code 2."""
     try:
         arguments = read_arguments(command, argv, os.environ)
@@ -66,7 +68,7 @@ def arguments_or_exit_code(command: str, argv: Sequence[str], check: Callable[[S
         return 2
 
 
-def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Arguments:
+def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChatArguments:
     """Read the prompt and the options, in any order. Raises ConfigError; `--help` prints and raises SystemExit(0)."""
     usage = f"oneloop {USAGES.get(command, command)} [PROMPT] [options]"
     parser = CommandParser(
@@ -127,8 +129,8 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
             url = serving(config, model, key)
     prompt = " ".join(words)
     if url is not None:
-        return Arguments(prompt, system, fields, url, key, model, None, attached)
-    return Arguments(prompt, system, fields, None, None, None, config, attached)
+        return ChatArguments(prompt, system, fields, url, key, model, None, attached)
+    return ChatArguments(prompt, system, fields, None, None, None, config, attached)
 
 
 def _attached(paths: Sequence[str]) -> list[Part]:
@@ -173,7 +175,7 @@ def read_value(name: str, text: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def answering(runner: asyncio.Runner, arguments: Arguments) -> Iterator[Answerer | None]:
+def answering(runner: asyncio.Runner, arguments: ChatArguments) -> Iterator[Answerer | None]:
     """Yield the source of answers, or None after reporting an error."""
     from server.cli.answerers import AnswerFailed, Endpoint
 

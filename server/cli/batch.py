@@ -77,12 +77,12 @@ The exit code is 0 only if every line was answered.
 """
 
 
-class BatchError(Exception):
+class BatchFailure(Exception):
     """Error: the batch cannot start or continue. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchJob:
     """Arguments of a batch. `source`, `target`: files, None for standard input or output."""
 
     source: Path | None
@@ -91,7 +91,7 @@ class Job:
     config: ServerConfig
 
     @classmethod
-    def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+    def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Parse the command's arguments. Raises ConfigError."""
         parser = CommandParser(
             prog="oneloop batch", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
@@ -121,7 +121,7 @@ def main(argv: Sequence[str], load: Load | None = None) -> int:
         print(HELP, end="")
         return 0
     try:
-        job = Job.parse(argv, os.environ)
+        job = BatchJob.parse(argv, os.environ)
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
@@ -129,7 +129,7 @@ def main(argv: Sequence[str], load: Load | None = None) -> int:
     try:
         with _input(job.source) as source:
             return _run(job, source, load or _loader())
-    except BatchError as error:
+    except BatchFailure as error:
         print(f"oneloop: {error}", file=sys.stderr)
     except OSError as error:
         print(f"oneloop: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
@@ -191,13 +191,13 @@ def keep_answers(path: Path) -> set[bytes]:
 # --- all of them --------------------------------------------------------------------------------------------------
 
 
-def _run(job: Job, source: BinaryIO, load: Load) -> int:
+def _run(job: BatchJob, source: BinaryIO, load: Load) -> int:
     limit = job.config.max_body_size + LINE_EXTRA_BYTES
     total = sum(1 for _ in lines_of(source, limit))
     done: set[bytes] = set()
     if job.target is not None and job.target.is_file() and job.target.stat().st_size:
         if not job.resume:
-            raise BatchError(f"{job.target} has content; --resume goes on with it, or name another file")
+            raise BatchFailure(f"{job.target} has content; --resume goes on with it, or name another file")
         done = keep_answers(job.target)
     import uvloop
 
@@ -226,7 +226,7 @@ async def _answer_all(
         config = dataclasses.replace(config, max_media_memory_gb=UNBOUNDED_GB)
         loaded = await load(config, display.report, cancel)
     except LoadError as error:
-        raise BatchError(str(error)) from None
+        raise BatchFailure(str(error)) from None
     finally:
         cancel.set()
         display.finish()
@@ -291,7 +291,7 @@ class Batch:
         answer = await self._calls.answer(request)
         health = self._engine.health()
         if answer.status >= 500 and not health.ok:
-            raise BatchError(f"the engine has failed ({health.reason}); --resume goes on from here")
+            raise BatchFailure(f"the engine has failed ({health.reason}); --resume goes on from here")
         self._write(record_of(custom_id, answer))
         self._progress.done(_num_tokens(answer), failed=answer.status != 200)
 

@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from server.cli.answerers import Answerer, AnswerFailed, Piece
-from server.cli.arguments import Arguments, answering, arguments_or_exit_code, read_value
+from server.cli.answerers import Answerer, AnswerFailed, AnswerPiece
+from server.cli.arguments import ChatArguments, answering, arguments_or_exit_code, read_value
 from server.cli.attachments import part_of
-from server.cli.conversation import Chat, Content
-from server.cli.shown import Shown, is_styled, printable
+from server.cli.conversation import ChatSession, Content
+from server.cli.shown import ShownAnswer, is_styled, printable
 from server.config.server_config import ServerConfig
 from server.config.server_options import ConfigError
 
@@ -40,7 +40,7 @@ class Session:
     """Conversation of one person with an answerer. `read`: returns a line, raises EOFError at the end; `clock`: seconds."""
 
     def __init__(
-        self, answerer: Answerer, chat: Chat, out: TextIO, read: Callable[[str], str], *, styled: bool,
+        self, answerer: Answerer, chat: ChatSession, out: TextIO, read: Callable[[str], str], *, styled: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._answerer, self._chat, self._out, self._read = answerer, chat, out, read
@@ -85,7 +85,7 @@ class Session:
     def _ask(self, runner: asyncio.Runner, question: Content) -> None:
         chat = self._chat
         chat.messages.append({"role": "user", "content": question})
-        shown = Shown(self._out, styled=self._styled, unfolded=self._unfolded, clock=self._clock)
+        shown = ShownAnswer(self._out, styled=self._styled, unfolded=self._unfolded, clock=self._clock)
         try:
             runner.run(shown.show(self._answerer.chat(chat.messages, chat.fields)))
         except AnswerFailed as error:
@@ -200,7 +200,7 @@ def _chat(command: str, argv: Sequence[str], check: Callable[[ServerConfig], Non
     arguments = arguments_or_exit_code(command, argv, check)
     if isinstance(arguments, int):
         return arguments
-    chat = Chat(fields=dict(arguments.fields), attached=list(arguments.attached))
+    chat = ChatSession(fields=dict(arguments.fields), attached=list(arguments.attached))
     chat.set_system(arguments.system)
     with asyncio.Runner() as runner, answering(runner, arguments) as answerer:
         if answerer is None:
@@ -233,10 +233,12 @@ def complete(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
         return answer_once(runner, lambda text: answerer.complete(text, arguments.fields), arguments)
 
 
-def answer_once(runner: asyncio.Runner, ask: Callable[[str], AsyncGenerator[Piece, None]], arguments: Arguments) -> int:
+def answer_once(
+    runner: asyncio.Runner, ask: Callable[[str], AsyncGenerator[AnswerPiece, None]], arguments: ChatArguments
+) -> int:
     """Print only the answer to standard output, and return the exit code."""
     question = arguments.prompt or sys.stdin.read()
-    shown = Shown(sys.stdout, styled=is_styled(sys.stdout, os.environ))
+    shown = ShownAnswer(sys.stdout, styled=is_styled(sys.stdout, os.environ))
     try:
         runner.run(shown.show(ask(question)))
     except AnswerFailed as error:

@@ -13,7 +13,7 @@ Content = str | Sequence[Part]  # of a question: text, or parts by OpenAI's name
 
 
 @dataclass(slots=True)
-class Chat:
+class ChatSession:
     """State of a conversation. `attached`: files sent with the next question."""
 
     messages: list[Mapping[str, Any]] = field(default_factory=list)

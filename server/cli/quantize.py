@@ -21,7 +21,7 @@ _TEXT_TOKENS = 512  # of a piece of the text, which the model reads by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QuantizeJob:
     """Arguments of a quantisation. `text`: for calibration, or None."""
 
     model: str
@@ -40,7 +40,7 @@ class Job:
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
 
 
-Run = Callable[[Job, StartupDisplay], Mapping[str, Any]]
+Run = Callable[[QuantizeJob, StartupDisplay], Mapping[str, Any]]
 
 
 def main(argv: Sequence[str], run: Run) -> int:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str], run: Run) -> int:
             raise ConfigError(f"--calibrate {args.calibrate} is empty")
     if args.calibration_tokens < 1:
         raise ConfigError("--calibration-tokens must be at least 1")
-    job = Job(args.model, args.revision, Path(args.out), args.scheme, text, args.calibration_tokens)
+    job = QuantizeJob(args.model, args.revision, Path(args.out), args.scheme, text, args.calibration_tokens)
     display = StartupDisplay(sys.stderr)
     try:
         found = run(job, display)
@@ -95,7 +95,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def report(job: Job, found: Mapping[str, Any]) -> str:
+def report(job: QuantizeJob, found: Mapping[str, Any]) -> str:
     before, after = found["bytes_before"], found["bytes_after"]
     lines = [
         f"{job.out}: {size_of(after)}, of {size_of(before)} in 16 and 32 bits; {found['num_quantised']} matrices in {job.scheme}"

@@ -7,13 +7,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TextIO
 
-from server.cli.answerers import Piece
+from server.cli.answerers import AnswerPiece
 from server.cli.markdown import DIM, RESET, Markdown
 
 CLEARED = "\r\x1b[K"  # back to the beginning of the line, which is empty then
 
 
-class Shown:
+class ShownAnswer:
     """Display of one answer. `styled`: the terminal supports escape sequences. `unfolded`: reasoning is shown as it arrives.
     `clock`: seconds."""
 
@@ -28,7 +28,7 @@ class Shown:
         self.text = self.reasoning = ""
         self.num_tokens = 0
 
-    async def show(self, answer: AsyncGenerator[Piece, None]) -> None:
+    async def show(self, answer: AsyncGenerator[AnswerPiece, None]) -> None:
         """Write the pieces as they arrive. Raises as `answer` does, after writing text that was held back."""
         try:
             async with contextlib.aclosing(answer) as pieces:
@@ -40,7 +40,7 @@ class Shown:
             if self._markdown is not None:
                 self._write(self._markdown.flush())
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: AnswerPiece) -> None:
         self.num_tokens += piece.num_tokens
         if piece.reasoning or piece.text:
             self._num_pieces += 1

@@ -47,7 +47,7 @@ The exit code is 0 only if every file was transcribed.
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TranscribeJob:
     """Arguments of a transcription. `folder` None: see `HELP`."""
 
     files: Sequence[Path]
@@ -59,7 +59,7 @@ class Job:
     config: ServerConfig
 
     @classmethod
-    def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+    def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> TranscribeJob:
         """Parse the command's arguments. Raises ConfigError."""
         parser = CommandParser(
             prog="oneloop transcribe", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
         print(HELP, end="")
         return 0
     try:
-        job = Job.parse(argv, os.environ)
+        job = TranscribeJob.parse(argv, os.environ)
     except ConfigError as error:
         print(f"oneloop: {error}", file=sys.stderr)
         return 2
@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def run(job: Job, llm: LLM) -> int:
+def run(job: TranscribeJob, llm: LLM) -> int:
     """Transcribe the files of `job`. Return the exit code. Raises ValueError for an unsuitable model or option."""
     found = llm.transcribe(
         job.files,

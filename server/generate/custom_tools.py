@@ -9,7 +9,7 @@ import json
 import re
 from typing import Final
 
-from server.generate.request import Function
+from server.generate.request import ToolFunction
 from server.generate.structured.grammar import Regex, Rules
 from server.http.schema import InputGrammar
 
@@ -25,15 +25,15 @@ _UNITS: Final = re.compile(
 )
 
 
-def custom_function(name: str, description: str | None, given: InputGrammar | None) -> Function:
+def custom_function(name: str, description: str | None, given: InputGrammar | None) -> ToolFunction:
     """Return the function for a custom tool. Its description includes `given`, the grammar of the input."""
     if given is None:
-        return Function(name, description or None, _SCHEMA)
+        return ToolFunction(name, description or None, _SCHEMA)
     is_regex = given.syntax == "regex"
     words = "a regular expression" if is_regex else "a grammar in Lark's syntax"
     description = "\n\n".join(filter(None, (description, f"The input keeps to {words}:\n{given.definition}")))
     grammar = Regex(given.definition) if is_regex else Rules(given.definition)
-    return Function(name, description, _SCHEMA, strict=True, input_grammar=grammar)
+    return ToolFunction(name, description, _SCHEMA, strict=True, input_grammar=grammar)
 
 
 def arguments_of(text: str) -> str:

@@ -15,7 +15,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.api import MediaItem
 from server.config.server_config import ServerConfig
-from server.generate.request import MESSAGES, TOOLS, Chat, Function, GenerateRequest, Message, PastCall, Prompt
+from server.generate.request import (
+    MESSAGES,
+    TOOLS,
+    Chat,
+    ChatMessage,
+    GenerateRequest,
+    PastToolCall,
+    Prompt,
+    ToolFunction,
+)
 from server.http.call import Call
 from server.http.errors import ContextLengthExceeded, Field, InvalidRequest, clip
 from server.http.offload import LONG_CHARS, SHORT_CHARS, Pieces, to_the_end
@@ -47,7 +56,7 @@ _EFFORT, _KWARGS = Field("reasoning_effort"), Field("chat_template_kwargs")
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedPrompts:
     """Prompts as ids. `media`: of the only prompt. `output_parser` None: answers are plain text. `ignored`: fields that the
     model's template does not read, to be reported. `continues`: an answer continues the prompt's last text. `stop_ids`:
     further end tokens."""
@@ -63,7 +72,7 @@ class Encoded:
 @singledispatch
 async def encode_prompt(
     prompt: Prompt, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
-) -> Encoded:
+) -> EncodedPrompts:
     """Return the ids of the prompt of `request`, by a function per kind of Prompt. Raises InvalidRequest."""
     raise NotImplementedError(type(prompt).__name__)
 
@@ -134,7 +143,7 @@ def max_tokens_of_text(max_model_len: int) -> int:
 @encode_prompt.register
 async def _encode_chat(
     chat: Chat, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
-) -> Encoded:
+) -> EncodedPrompts:
     """Encode a conversation. Raises InvalidRequest if there is no template, the template rejects the conversation (roles out
     of order …), or tool calls of this model cannot be parsed."""
     tools = tools_json(chat.shown_tools)
@@ -150,7 +159,7 @@ async def _encode_chat(
         parallel=chat.parallel_tool_calls,
         show_reasoning=request.shown.reasoning,
     )
-    return Encoded([rendered.ids], rendered.media, output_parser, ignored, chat.continue_final_message)
+    return EncodedPrompts([rendered.ids], rendered.media, output_parser, ignored, chat.continue_final_message)
 
 
 def check_template(loaded: LoadedModel) -> None:
@@ -245,7 +254,7 @@ def _with_media(
     return text, None, ordered
 
 
-def _check_results(loaded: LoadedModel, messages: Sequence[Message]) -> None:
+def _check_results(loaded: LoadedModel, messages: Sequence[ChatMessage]) -> None:
     """Raise InvalidRequest for an image in a tool result, if the template writes results as text."""
     if not loaded.chat_format.prompted:
         return
@@ -291,7 +300,7 @@ def _cost(*given: Any) -> int:
         inside: Iterable[Any] = ()
         if isinstance(value, str):
             cost += len(value)
-        elif isinstance(value, Message):
+        elif isinstance(value, ChatMessage):
             inside = (value.content, value.reasoning, *(call.arguments for call in value.tool_calls))
         elif isinstance(value, Mapping):
             inside = value.values()
@@ -334,7 +343,7 @@ def _is_reasoning_open(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
 # --- as templates read it -----------------------------------------------------------------------------------------
 
 
-def tools_json(tools: Sequence[Function]) -> list[Json]:
+def tools_json(tools: Sequence[ToolFunction]) -> list[Json]:
     """Return the tools as templates and tool parsers expect them, with defaults and without server fields."""
     return [
         {
@@ -349,13 +358,13 @@ def tools_json(tools: Sequence[Function]) -> list[Json]:
     ]
 
 
-def messages_json(messages: Sequence[Message]) -> list[Json]:
+def messages_json(messages: Sequence[ChatMessage]) -> list[Json]:
     """Return the messages without empty fields. Tool results have their function's name."""
     names: dict[str, str] = {}  # of the calls so far, by id
     return [_message_json(message, names) for message in messages]
 
 
-def _message_json(message: Message, names: dict[str, str]) -> Json:
+def _message_json(message: ChatMessage, names: dict[str, str]) -> Json:
     calls = [_call_json(call) for call in message.tool_calls]
     names |= {call.id: call.name for call in message.tool_calls}
     content: Any = message.content
@@ -375,5 +384,5 @@ def _message_json(message: Message, names: dict[str, str]) -> Json:
     return {key: value for key, value in seen.items() if value is not None}
 
 
-def _call_json(call: PastCall) -> Json:
+def _call_json(call: PastToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -24,7 +24,7 @@ from server.models.model import LoadedModel
 from server.models.tokenizer import Tokenizer
 from server.text import native
 from server.text.detokenize import Detokenizer
-from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCall, joined
+from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolCallStart, joined
 from server.text.stop import StopStrings
 
 TOOL_CALLS = "tool_calls"  # why it ended, for whoever is to make them
@@ -189,7 +189,7 @@ class Choice:
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"
         for event in events:
-            if isinstance(event, ToolCall):
+            if isinstance(event, ToolCallStart):
                 if self._num_calls and not output_parser.parallel:
                     self._called_enough = True
                     self.finish_reason = FinishReason.STOP.value
@@ -205,7 +205,7 @@ class Choice:
             if output_parser.show_reasoning or not isinstance(event, Reasoning):
                 yield event
 
-    def _call_id(self, call: ToolCall) -> str:
+    def _call_id(self, call: ToolCallStart) -> str:
         """Return the model's own id of the call if it is unused, else a new one."""
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"

@@ -12,7 +12,7 @@ from server.generate.bad_words import forbid
 from server.generate.request import CONTINUE, TOOL_CHOICE, TOOLS, Chat, GenerateRequest, OnlyFunction, OutputConstraint
 from server.generate.structured.after_reasoning import after_reasoning
 from server.generate.structured.budget import ReasoningMarkers, thinking_budget
-from server.generate.structured.chats import ChatGrammar, Function
+from server.generate.structured.chats import ChatGrammar, FunctionRule
 from server.generate.structured.grammar import GrammarError
 from server.http.call import Call
 from server.http.errors import Field, InvalidRequest
@@ -77,7 +77,7 @@ def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint |
     grammar = ChatGrammar(
         name_of(tool_parser),
         tuple(
-            Function(function.name, function.parameters or {"type": "object"}, function.input_grammar)
+            FunctionRule(function.name, function.parameters or {"type": "object"}, function.input_grammar)
             for function in called
         ),
         must_call,

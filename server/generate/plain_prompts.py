@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 
 from runtime.api import Adapter, MediaItem, PreparedPrompt
 from server.config.server_config import ServerConfig
-from server.generate.encode import Encoded, encode, encode_pieces, encode_prompt, text_ids
+from server.generate.encode import EncodedPrompts, encode, encode_pieces, encode_prompt, text_ids
 from server.generate.logprobs import Echo
 from server.generate.request import PROMPT, Embeds, GenerateRequest, Infill, Texts, TextWithMedia, Truncation
 from server.generate.sampling import check_token_ids
@@ -38,8 +38,8 @@ async def predicted_ids(loaded: LoadedModel, call: Call, text: str, param: Field
 @encode_prompt.register
 async def _encode_texts(
     given: Texts, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
-) -> Encoded:
-    return Encoded(await prompt_ids(loaded, call, given, fits=request.truncation is None))
+) -> EncodedPrompts:
+    return EncodedPrompts(await prompt_ids(loaded, call, given, fits=request.truncation is None))
 
 
 async def prompt_ids(loaded: LoadedModel, call: Call, given: Texts, *, fits: bool) -> list[list[int]]:
@@ -74,7 +74,7 @@ def _prompt_ids(loaded: LoadedModel, given: Texts, fits: bool) -> Pieces[list[li
 @encode_prompt.register
 async def _encode_with_media(
     given: TextWithMedia, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
-) -> Encoded:
+) -> EncodedPrompts:
     """Encode a text with media. Raises InvalidRequest if the numbers of placeholders and media differ."""
     text, fits = given.text, request.truncation is None
     media = await loaded.media.read(given.media, given.processor_kwargs, call.tenant)
@@ -85,13 +85,13 @@ async def _encode_with_media(
         ids, items = media.placed(ids, ordered)
     except PlaceholderError as error:
         raise InvalidRequest(str(error), param=PROMPT) from None
-    return Encoded([ids], items)
+    return EncodedPrompts([ids], items)
 
 
 @encode_prompt.register
 async def _encode_embeds(
     given: Embeds, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
-) -> Encoded:
+) -> EncodedPrompts:
     """Return a placeholder id for each vector. Raises InvalidRequest."""
     part = given.part
     if not loaded.engine.model.takes_embeds:
@@ -108,13 +108,13 @@ async def _encode_embeds(
         return prompt_item(data, part.where)
 
     item = await call.run_pieces(len(text), read())
-    return Encoded([[0] * len(item.positions)], (item,))
+    return EncodedPrompts([[0] * len(item.positions)], (item,))
 
 
 @encode_prompt.register
 async def _encode_infill(
     given: Infill, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
-) -> Encoded:
+) -> EncodedPrompts:
     """Return fill-in-the-middle prompts of each prefix and the suffix. Special tokens in the texts are text. Tokens that begin
     another file or the surrounding text also end an answer.
 
@@ -140,7 +140,7 @@ async def _encode_infill(
             for prefix in prefixes
         ]
 
-    return Encoded(await call.run(num_chars, ids), stop_ids=infill.stop_ids)
+    return EncodedPrompts(await call.run(num_chars, ids), stop_ids=infill.stop_ids)
 
 
 def _plain(loaded: LoadedModel, fits: bool, text: str) -> list[int]:

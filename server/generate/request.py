@@ -14,13 +14,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from server.generate.beams import BeamParams
-from server.generate.structured.grammar import ANY_OBJECT, Choice, JsonSchema, Regex, Rules, Whitespace
+from server.generate.structured.grammar import ANY_OBJECT, Alternatives, JsonSchema, Regex, Rules, Whitespace
 from server.generate.structured.tags import StructuralTag
 from server.http.errors import Field, InvalidRequest, clip
 from server.http.schema import StructuredOutputs
 from server.http.wire_fields import Sampling
 from server.media.part import MediaPart
-from server.models.model import Grammar
+from server.models.model import Constraint
 from server.models.prompt import ChatTemplate
 
 MESSAGES, TOOLS, TOOL_CHOICE, CONTINUE = map(Field, ("messages", "tools", "tool_choice", "continue_final_message"))
@@ -47,7 +47,7 @@ class Prompt(Struct, frozen=True):
 # --- a conversation -----------------------------------------------------------------------------------------------
 
 
-class PastCall(Struct):
+class PastToolCall(Struct):
     """Tool call of an earlier turn. `arguments`: an object, or its JSON text."""
 
     id: str
@@ -58,7 +58,7 @@ class PastCall(Struct):
 Content = str | list[str | MediaPart]  # a text, or parts, of which those that are texts are just that
 
 
-class Message(Struct, kw_only=True):
+class ChatMessage(Struct, kw_only=True):
     """Message of a conversation. `name`: of the author, or of the function of a tool result. `tool_call_id`: the call of a
     tool result."""
 
@@ -66,11 +66,11 @@ class Message(Struct, kw_only=True):
     content: Content | None = None
     name: str | None = None
     reasoning: str | None = None
-    tool_calls: Sequence[PastCall] = ()
+    tool_calls: Sequence[PastToolCall] = ()
     tool_call_id: str | None = None
 
 
-class Function(Struct, frozen=True):
+class ToolFunction(Struct, frozen=True):
     """Tool. `parameters`: JSON schema of its arguments. `strict`: calls must follow it. `input_grammar`: grammar of the only
     argument, the string `input`."""
 
@@ -93,8 +93,8 @@ ToolChoice = Literal["none", "auto", "required"] | OnlyFunction
 class Chat(Prompt, frozen=True, kw_only=True):
     """Conversation to answer or count. `template_kwargs`: additional variables of the chat template."""
 
-    messages: Sequence[Message]
-    tools: Sequence[Function] = ()
+    messages: Sequence[ChatMessage]
+    tools: Sequence[ToolFunction] = ()
     tool_choice: ToolChoice | None = None  # None: auto, if there are tools
     parallel_tool_calls: bool = True  # False: at most one call
     add_generation_prompt: bool = True
@@ -130,7 +130,7 @@ class Chat(Prompt, frozen=True, kw_only=True):
         return [part for parts in lists for part in parts if isinstance(part, MediaPart)]
 
     @property
-    def shown_tools(self) -> Sequence[Function]:
+    def shown_tools(self) -> Sequence[ToolFunction]:
         """Functions that the prompt describes."""
         return () if self.tool_choice == "none" else self.tools
 
@@ -140,7 +140,7 @@ class Chat(Prompt, frozen=True, kw_only=True):
         return self.tool_choice == "required" or isinstance(self.tool_choice, OnlyFunction)
 
     @property
-    def callable_functions(self) -> Sequence[Function]:
+    def callable_functions(self) -> Sequence[ToolFunction]:
         """Functions that an answer may call."""
         if isinstance(self.tool_choice, OnlyFunction):
             return [tool for tool in self.tools if tool.name == self.tool_choice.name]
@@ -235,7 +235,7 @@ class Shown(Struct, frozen=True, kw_only=True):
 class OutputConstraint(NamedTuple):
     """Constraint of an answer's text. `param`: name of its request field."""
 
-    grammar: Grammar
+    grammar: Constraint
     param: str
 
 
@@ -316,13 +316,13 @@ def structural_tag(tag: Mapping[str, Any], param: str) -> OutputConstraint:
     return OutputConstraint(StructuralTag(tag), param)
 
 
-def _grammar_of(wanted: StructuredOutputs) -> Grammar:
+def _grammar_of(wanted: StructuredOutputs) -> Constraint:
     """Return the grammar of the validated fields `wanted`."""
     whitespace, closed = _whitespace(wanted), wanted.disable_additional_properties is not False
     if wanted.regex is not None:
         return Regex(wanted.regex)
     if wanted.choice is not None:
-        return Choice(tuple(wanted.choice))
+        return Alternatives(tuple(wanted.choice))
     if wanted.grammar is not None:
         return Rules(wanted.grammar)
     if wanted.structural_tag is not None:
@@ -368,7 +368,7 @@ def _whitespace(wanted: StructuredOutputs) -> Whitespace:
     return "none" if wanted.disable_any_whitespace else "any"
 
 
-def _meaning(grammar: Grammar) -> object:
+def _meaning(grammar: Constraint) -> object:
     """Return a value that is equal for equivalent grammars."""
     if not isinstance(grammar, JsonSchema) or not isinstance(grammar.schema, str):
         return grammar

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from runtime import api
 from server.config.server_config import ServerConfig
-from server.generate.encode import Encoded, check_template, encode_prompt
+from server.generate.encode import EncodedPrompts, check_template, encode_prompt
 from server.generate.generation import Generation, TextOptions
 from server.generate.matchers import matchers_for
 from server.generate.plain_prompts import TRUNCATE, all_prepared, echoed, predicted_ids, truncated
@@ -182,7 +182,9 @@ def _check(config: ServerConfig, request: GenerateRequest) -> None:
         )  # fmt: skip
 
 
-def _fitted(loaded: LoadedModel, request: GenerateRequest, encoded: Encoded, given: Sequence[int]) -> Sequence[int]:
+def _fitted(
+    loaded: LoadedModel, request: GenerateRequest, encoded: EncodedPrompts, given: Sequence[int]
+) -> Sequence[int]:
     """Return the ids of a prompt, truncated if requested. Raises InvalidRequest."""
     if not given:
         field = request.prompt.field
@@ -196,7 +198,7 @@ def _fitted(loaded: LoadedModel, request: GenerateRequest, encoded: Encoded, giv
     return kept
 
 
-def _text_options(request: GenerateRequest, encoded: Encoded, constrained_by: str | None) -> TextOptions:
+def _text_options(request: GenerateRequest, encoded: EncodedPrompts, constrained_by: str | None) -> TextOptions:
     return TextOptions(
         **structs.asdict(request.shown),
         min_tokens=request.sampling.min_tokens or 0,

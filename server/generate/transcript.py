@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCallStart
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TranscriptCall:
     """Tool call. `arguments`: a JSON object, as text."""
 
     id: str
@@ -19,7 +19,7 @@ class Call:
     arguments: str
 
 
-Part = Text | Reasoning | Call
+Part = Text | Reasoning | TranscriptCall
 
 
 class Transcript:
@@ -28,15 +28,15 @@ class Transcript:
     __slots__ = ("_heads", "_places", "_texts", "cut_off")
 
     def __init__(self) -> None:
-        self.cut_off: tuple[Call, str] | None = None
-        self._heads: list[Text | Reasoning | ToolCall] = []  # what begins each part
+        self.cut_off: tuple[TranscriptCall, str] | None = None
+        self._heads: list[Text | Reasoning | ToolCallStart] = []  # what begins each part
         self._texts: list[list[str]] = []  # the pieces of each
         self._places: dict[int, int] = {}  # call to part
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
-                case ToolCall(index):
+                case ToolCallStart(index):
                     self._places[index] = len(self._heads)
                     self._begin(event)
                 case ToolArguments(index, text):
@@ -44,15 +44,15 @@ class Transcript:
                 case Malformed(index, text):
                     place = self._places[index]
                     begun = self._heads[place]
-                    if isinstance(event, CutOff) and isinstance(begun, ToolCall):
-                        self.cut_off = Call(begun.id or "", begun.name, "".join(self._texts[place])), text
+                    if isinstance(event, CutOff) and isinstance(begun, ToolCallStart):
+                        self.cut_off = TranscriptCall(begun.id or "", begun.name, "".join(self._texts[place])), text
                     self._heads[place], self._texts[place] = Text(""), [text]
                 case Text(text) | Reasoning(text):
                     if not self._heads or type(self._heads[-1]) is not type(event):
                         self._begin(event)
                     self._texts[-1].append(text)
 
-    def _begin(self, head: Text | Reasoning | ToolCall) -> None:
+    def _begin(self, head: Text | Reasoning | ToolCallStart) -> None:
         self._heads.append(head)
         self._texts.append([])
 
@@ -62,8 +62,8 @@ class Transcript:
         for head, pieces in zip(self._heads, self._texts, strict=True):
             text = "".join(pieces)
             match head:
-                case ToolCall(_, name, id):
-                    found.append(Call(id or "", name, text))
+                case ToolCallStart(_, name, id):
+                    found.append(TranscriptCall(id or "", name, text))
                 case Reasoning():
                     found.append(Reasoning(text))
                 case Text():
@@ -83,5 +83,5 @@ class Transcript:
         return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
 
     @property
-    def calls(self) -> list[Call]:
-        return [part for part in self.parts if isinstance(part, Call)]
+    def calls(self) -> list[TranscriptCall]:
+        return [part for part in self.parts if isinstance(part, TranscriptCall)]

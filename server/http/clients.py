@@ -32,7 +32,7 @@ class Timed(Protocol):
         ...
 
 
-class Deadlines:
+class ConnectionDeadlines:
     """Deadlines of connections' progress, with one timer for all, and no timer without connections.
 
     The span of a phase is a constant, so the connection that entered it first is due first: one queue per span."""
@@ -86,7 +86,7 @@ class Deadlines:
         self._timer = loop.call_at(when_s, self._ring)
 
 
-class Client(Timed, Protocol):
+class ClientConnection(Timed, Protocol):
     """Connection. Only this module writes `is_admitted` and `held_bytes`."""
 
     is_admitted: bool
@@ -125,7 +125,7 @@ class Clients:
 
     def __init__(self, config: ServerConfig, max_connections: int | None = None) -> None:
         self.config = config
-        self.deadlines = Deadlines()
+        self.deadlines = ConnectionDeadlines()
         self.max_connections = max_connections or config.max_connections
         self.max_per_address = config.max_connections_per_address or max(1, self.max_connections // 2)
         self.max_held_bytes = max(DEFAULT_HELD_BYTES, 4 * config.max_body_size)
@@ -134,11 +134,11 @@ class Clients:
         self.refused: Counter[str] = Counter()
         self._num_turned_away = 0
         self._by_address: Counter[str] = Counter()
-        self._holders: set[Client] = set()
+        self._holders: set[ClientConnection] = set()
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def admit(self, client: Client) -> ApiError | None:
+    def admit(self, client: ClientConnection) -> ApiError | None:
         """Admit a new connection, or return the error for it."""
         address = client.address
         if self.num_connected >= self.max_connections:
@@ -158,7 +158,7 @@ class Clients:
             self._by_address[address] += 1
         return None
 
-    def replace(self, client: Client, successor: Client) -> None:
+    def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
         """Count `successor` instead of `client`, whose connection it has taken over."""
         self.deadlines.clear(client)
         self.hold(client, 0)
@@ -169,7 +169,7 @@ class Clients:
         """True if one more refused connection may receive an error response."""
         return self._num_turned_away <= MAX_TURNED_AWAY
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientConnection) -> None:
         """Remove a closed connection."""
         self.deadlines.clear(client)
         self.hold(client, 0)
@@ -186,7 +186,7 @@ class Clients:
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
-    def hold(self, client: Client, num_bytes: int) -> None:
+    def hold(self, client: ClientConnection, num_bytes: int) -> None:
         """Set the number of bytes that `client` holds. If all hold too many, refuse the client with most unfinished bytes."""
         if num_bytes == client.held_bytes:
             return

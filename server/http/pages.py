@@ -43,14 +43,14 @@ _SAFETY = {
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class PageFile:
     body: bytes
     compressed: bytes
     media_type: str
     etag: str
 
     @classmethod
-    def of(cls, name: str, body: bytes) -> File:
+    def of(cls, name: str, body: bytes) -> PageFile:
         compressed = gzip.compress(body, mtime=0)
         etag = f'W/"{sha256(body).hexdigest()[:32]}"'  # weak: with or without gzip
         return cls(body, compressed, _TYPES[name.rpartition(".")[2]], etag)
@@ -59,8 +59,8 @@ class File:
 @dataclass(frozen=True, slots=True)
 class Site:
     version: str
-    pages: Mapping[str, File]
-    assets: Mapping[str, File]
+    pages: Mapping[str, PageFile]
+    assets: Mapping[str, PageFile]
 
 
 @cache
@@ -68,10 +68,12 @@ def site() -> Site:
     """Return all pages and assets, read once."""
     found = {each.name: each.read_bytes() for each in WEB.iterdir() if each.is_file()}
     found = {name: found[name] for name in sorted(found) if name.rpartition(".")[2] in _TYPES}
-    assets = {name: File.of(name, body) for name, body in found.items() if not name.endswith(".html")}
+    assets = {name: PageFile.of(name, body) for name, body in found.items() if not name.endswith(".html")}
     version = sha256("".join(name + file.etag for name, file in assets.items()).encode()).hexdigest()[:16]
     at = f'"web/{version}/'.encode()
-    pages = {name: File.of(name, body.replace(b'"web/', at)) for name, body in found.items() if name.endswith(".html")}
+    pages = {
+        name: PageFile.of(name, body.replace(b'"web/', at)) for name, body in found.items() if name.endswith(".html")
+    }
     return Site(version, pages, assets)
 
 
@@ -92,7 +94,7 @@ async def asset(version: str, name: str, http: Request) -> Response:
     return response
 
 
-def answer(file: File, http: Request, caching: str) -> Response:
+def answer(file: PageFile, http: Request, caching: str) -> Response:
     """Return a file, compressed if the client accepts it, or 304 if the client has it."""
     headers = {**_SAFETY, "Cache-Control": caching, "ETag": file.etag}
     known = {each.strip() for each in http.headers.get("if-none-match", "").split(",")}

@@ -6,7 +6,7 @@ follows the responses to earlier requests. Trailers count like heads and are dro
 many bytes in all connections, invalid HTTP) ends in the application with one of our errors, so that the response has the API's
 shape, a log line and a count. Before the application has started, the response is written here.
 
-A connection is in one `Phase`, each with a time limit; `clients` has the limits and the state shared by connections. The
+A connection is in one `ConnectionPhase`, each with a time limit; `clients` has the limits and the state shared by connections. The
 application sees a normal ASGI scope, with the addition of `scope["call"]`. A client that closes its sending half counts as
 gone, since a closed connection looks the same."""
 
@@ -39,7 +39,7 @@ LINGER_S = 2.0  # for a client to read why it is refused, while what it still se
 _BLANK_LINE = b"\r\n\r\n"
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """The event that a connection waits for."""
 
     IDLE = auto()  # for the next request
@@ -67,7 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.deadline_queue: dict[Timed, float] | None = None
         self.is_admitted = False
         self.held_bytes = 0
-        self._phase = Phase.IDLE
+        self._phase = ConnectionPhase.IDLE
         self._unparsed = b""
         self._is_deaf = False  # what still comes is thrown away
         self._is_scheduled = False  # the rest is parsed in the loop's next turn
@@ -92,7 +92,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._outlet = Outlet(self)
         refusal = self.clients.admit(self)
         if refusal is None:
-            self._enter(Phase.HEAD)
+            self._enter(ConnectionPhase.HEAD)
         elif self.clients.may_be_told:
             self.refuse(refusal)
         else:
@@ -358,8 +358,8 @@ class HttpProtocol(HttpToolsProtocol):
                 self._body.fail(error)
                 cycle.more_body = False
                 cycle.message_event.set()
-            if self._phase is not Phase.READER:
-                self._enter(Phase.ANSWER)
+            if self._phase is not ConnectionPhase.READER:
+                self._enter(ConnectionPhase.ANSWER)
             self._hold_reading(False)
         self.account()
 
@@ -381,7 +381,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._is_deaf = True
         self.transport.close()
-        self._enter(Phase.CLOSING)
+        self._enter(ConnectionPhase.CLOSING)
 
     def _linger(self) -> None:
         """Keep the connection half open: a closed socket answers further bytes with a reset, and the client may lose the
@@ -392,57 +392,57 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.write_eof()
             self._hold_reading(False)
             self.flow.resume_reading()
-        self._enter(Phase.CLOSING)
+        self._enter(ConnectionPhase.CLOSING)
 
     # --- time -----------------------------------------------------------------------------------------------------
 
     def _enter_by_state(self) -> None:
-        if self._phase is Phase.READER:
+        if self._phase is ConnectionPhase.READER:
             return
         if self._in_body:
-            self._enter(Phase.BODY)
+            self._enter(ConnectionPhase.BODY)
         elif self.cycle is not None:
-            self._enter(Phase.ANSWER)
+            self._enter(ConnectionPhase.ANSWER)
         elif self._head_bytes:
-            self._enter(Phase.HEAD)
-        elif self._phase is not Phase.HEAD:
-            self._enter(Phase.IDLE)
+            self._enter(ConnectionPhase.HEAD)
+        elif self._phase is not ConnectionPhase.HEAD:
+            self._enter(ConnectionPhase.IDLE)
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: ConnectionPhase) -> None:
         """Enter `phase` and start its time limit, unless already in it."""
         if phase is self._phase and self.deadline_queue is not None:
             return
         self._phase = phase
         config = self.clients.config
         match phase:
-            case Phase.IDLE:
+            case ConnectionPhase.IDLE:
                 span_s = config.timeout_keep_alive
-            case Phase.HEAD:
+            case ConnectionPhase.HEAD:
                 span_s = config.timeout_head
-            case Phase.BODY:
+            case ConnectionPhase.BODY:
                 span_s = config.timeout_body
-            case Phase.ANSWER:
+            case ConnectionPhase.ANSWER:
                 span_s = 0.0
-            case Phase.READER:
+            case ConnectionPhase.READER:
                 span_s, self._progress_bytes = config.timeout_write, self.transport.get_write_buffer_size()
-            case Phase.CLOSING:
+            case ConnectionPhase.CLOSING:
                 unsent = self._progress_bytes = self.transport.get_write_buffer_size()
                 span_s = config.timeout_write if unsent else LINGER_S
         self.clients.deadlines.set(self, span_s)
 
     def overdue(self) -> None:
         match self._phase:
-            case Phase.HEAD if self._head_bytes:
+            case ConnectionPhase.HEAD if self._head_bytes:
                 self.refuse(RequestTimeout("the request's head", self.clients.config.timeout_head))
-            case Phase.IDLE | Phase.HEAD:
+            case ConnectionPhase.IDLE | ConnectionPhase.HEAD:
                 self.finish()
-            case Phase.BODY:
+            case ConnectionPhase.BODY:
                 if self._progress_bytes >= MIN_BODY_BYTES or self.flow.read_paused:
                     self._progress_bytes = 0
-                    self._enter(Phase.BODY)
+                    self._enter(ConnectionPhase.BODY)
                 else:
                     self.refuse(RequestTimeout("more of the request's body", self.clients.config.timeout_body))
-            case Phase.READER | Phase.CLOSING:
+            case ConnectionPhase.READER | ConnectionPhase.CLOSING:
                 if 0 < self.transport.get_write_buffer_size() < self._progress_bytes:
                     self._enter(self._phase)
                 else:
@@ -450,12 +450,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._phase is not Phase.CLOSING:
-            self._enter(Phase.READER)
+        if self._phase is not ConnectionPhase.CLOSING:
+            self._enter(ConnectionPhase.READER)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._phase is Phase.READER:
-            self._phase = Phase.ANSWER
+        if self._phase is ConnectionPhase.READER:
+            self._phase = ConnectionPhase.ANSWER
             self.clients.deadlines.clear(self)
             self._enter_by_state()

@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Source(Protocol[T_co]):
+class ItemStream(Protocol[T_co]):
     """Stream of items, an async context manager. Leaving the context cancels the work behind it."""
 
     async def __aenter__(self) -> Self: ...
@@ -89,7 +89,7 @@ class EventStream(Generic[T]):
     )
 
     def __init__(
-        self, open_source: Callable[[], Source[T]], frames: Frames[T], *, ping_interval_s: float, done: bytes = DONE,
+        self, open_source: Callable[[], ItemStream[T]], frames: Frames[T], *, ping_interval_s: float, done: bytes = DONE,
         begin: Callable[[], bytes] | None = None,
     ) -> None:  # fmt: skip
         self._open_source = open_source
@@ -116,7 +116,7 @@ class EventStream(Generic[T]):
             await send_body({"type": "http.response.body", "body": last + self._done, "more_body": False})
 
     async def _send_events(
-        self, source: Source[T], send: Send, make_write: Callable[[], ChunkWriter] | None, watch: ClientWatch,
+        self, source: ItemStream[T], send: Send, make_write: Callable[[], ChunkWriter] | None, watch: ClientWatch,
         writers: list[_Written],
     ) -> bytes:  # fmt: skip
         """Send all events except the last ones, which are returned. Direct writers are added to `writers`."""
@@ -152,7 +152,7 @@ class JsonLineStream(EventStream[T]):
 
     HEADERS = ((b"content-type", b"application/x-ndjson"), *EventStream.HEADERS[1:])
 
-    def __init__(self, open_source: Callable[[], Source[T]], frames: Frames[T]) -> None:
+    def __init__(self, open_source: Callable[[], ItemStream[T]], frames: Frames[T]) -> None:
         super().__init__(open_source, frames, ping_interval_s=0, done=b"")
 
 

@@ -27,7 +27,7 @@ FORM_EXTRA_BYTES = 64 * 1024  # of a form around its file
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class FormUpload:
     """File and other fields of a form. `values`: all values of each name, in order."""
 
     filename: str
@@ -54,7 +54,7 @@ def check_origin(http: Request, config: ServerConfig) -> None:
 
 
 @contextlib.asynccontextmanager
-async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> AsyncIterator[Upload]:
+async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> AsyncIterator[FormUpload]:
     """Yield the upload; its file is deleted at the end of the block. Raises ApiError, for a large file before the excess is
     read."""
     check_origin(http, config)
@@ -94,7 +94,7 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
         for name, value in form.multi_items():
             if isinstance(value, str):
                 values.setdefault(name, []).append(value)
-        yield Upload(file.filename or "upload", num_bytes, file.file, values)
+        yield FormUpload(file.filename or "upload", num_bytes, file.file, values)
     finally:
         await form.close()
 

@@ -20,7 +20,7 @@ from server.llm.lora_request import LoRARequest
 from server.llm.metrics import Metric
 from server.llm.outputs import RequestOutput, RequestOutputKind
 from server.llm.pooling import PoolingParams
-from server.llm.prepare import Conversation, Prepared, SamplingParams
+from server.llm.prepare import Conversation, PreparedInput, SamplingParams
 from server.llm.prompts import Prompt
 from server.llm.tokenizer import as_transformers
 
@@ -97,7 +97,7 @@ class AsyncLLM:
         return self._outputs(ask, params, request_id)
 
     async def _outputs(
-        self, ask: Prepared, params: SamplingParams, request_id: str | None
+        self, ask: PreparedInput, params: SamplingParams, request_id: str | None
     ) -> AsyncGenerator[RequestOutput, None]:
         kind = params.output_kind or RequestOutputKind.CUMULATIVE
         async with aclosing((await self.core()).outputs(ask, kind, request_id)) as outputs:

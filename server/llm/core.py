@@ -36,7 +36,7 @@ from server.llm.outputs import (
     increment,
     prompt_logprobs,
 )
-from server.llm.prepare import Prepared, SamplingParams
+from server.llm.prepare import PreparedInput, SamplingParams
 from server.llm.progress import Progress
 from server.llm.prompts import as_value_error
 from server.llm.sequence_limit import SequenceLimit
@@ -79,7 +79,7 @@ class Core:
             display.finish()
 
     async def outputs(
-        self, ask: Prepared, kind: RequestOutputKind, id: str | None = None
+        self, ask: PreparedInput, kind: RequestOutputKind, id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request, of the given `kind`. Raises as `increments`."""
         wholes = [CompletionOutput(index) for index in range(ask.request.n)]
@@ -93,7 +93,7 @@ class Core:
                 if kind is RequestOutputKind.CUMULATIVE or output.finished:
                     yield dataclasses.replace(output, outputs=[whole.copy() for whole in wholes])
 
-    async def increments(self, ask: Prepared, id: str | None = None) -> AsyncGenerator[RequestOutput, None]:
+    async def increments(self, ask: PreparedInput, id: str | None = None) -> AsyncGenerator[RequestOutput, None]:
         """Yield the new parts of the answer to the request `id`.
 
         Raises ValueError if the request does not fit the model or its id is in use, RuntimeError if the engine fails or is
@@ -147,7 +147,7 @@ class Core:
             except EngineError as error:
                 raise RuntimeError(f"the LLM was closed before the answer was complete: {error}") from None
 
-    async def _model(self, call: Call, ask: Prepared) -> LoadedModel:
+    async def _model(self, call: Call, ask: PreparedInput) -> LoadedModel:
         """Return the model with the adapter and the chat template of a request. Raises ValueError."""
         model, source = await self._names.model(call, ask.lora), ask.chat_template
         if source is None:
@@ -162,7 +162,7 @@ class Core:
         parsers = {"tool_parser": config.tool_parser, "reasoning_parser": config.reasoning_parser}
         return template, ChatFormat.choose(source, template, tokenizer, **parsers)
 
-    async def answers(self, asks: Sequence[Prepared], progress: Progress) -> list[RequestOutput]:
+    async def answers(self, asks: Sequence[PreparedInput], progress: Progress) -> list[RequestOutput]:
         """Return the outputs in the order of `asks`. The first failure cancels the others."""
         found: list[RequestOutput | None] = [None] * len(asks)
         todo = iter(enumerate(asks))
@@ -176,7 +176,7 @@ class Core:
         await gather_or_cancel(work() for _ in range(min(len(asks), self._limit.limit)))
         return [answer for answer in found if answer is not None]
 
-    async def _whole(self, ask: Prepared) -> RequestOutput:
+    async def _whole(self, ask: PreparedInput) -> RequestOutput:
         async with contextlib.aclosing(self.outputs(ask, RequestOutputKind.FINAL_ONLY)) as outputs:
             return await anext(outputs)
 
@@ -226,7 +226,7 @@ class Core:
         await self.loaded.engines.close()
 
 
-def _aborted(id: str, ask: Prepared, prompt_ids: Sequence[int]) -> RequestOutput:
+def _aborted(id: str, ask: PreparedInput, prompt_ids: Sequence[int]) -> RequestOutput:
     """Return the output of a request that was aborted before it entered the engine."""
     reason = FinishReason.ABORT.value
     choices = [CompletionOutput(index, finish_reason=reason) for index in range(ask.request.n)]

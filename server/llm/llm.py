@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from runtime.api import PoolingTask
 from server.api.pooling.pooled import ranked
-from server.api.pooling.run import Pooled
+from server.api.pooling.run import PooledInput
 from server.config.server_config import ServerConfig
 from server.generate.speech.request import FALLBACK, Thresholds, TranscribeRequest
 from server.llm import pooling, prepare
@@ -31,7 +31,7 @@ from server.llm.lora_request import LoRARequest, each_lora
 from server.llm.metrics import Metric
 from server.llm.outputs import BeamSearchOutput, BeamSearchParams, RequestOutput, RequestOutputKind, beams_of
 from server.llm.pooling import PoolingParams
-from server.llm.prepare import Conversation, Prepared, SamplingParams
+from server.llm.prepare import Conversation, PreparedInput, SamplingParams
 from server.llm.progress import Progress
 from server.llm.prompts import Prompt, several
 from server.llm.speech import Audio, Transcribed, is_samples
@@ -271,7 +271,7 @@ class LLM:
         params: PoolingParams | Sequence[PoolingParams] | None,
         task: PoolingTask | None,
         use_tqdm: bool,
-    ) -> list[Pooled]:
+    ) -> list[PooledInput]:
         num, ask = pooling.ask_to_pool(prompts, params, task)
         if not num:
             return []
@@ -281,7 +281,7 @@ class LLM:
 
     def _compare(
         self, num: int, compare: pooling.Compare, use_tqdm: bool
-    ) -> tuple[list[float], list[tuple[Pooled, ...]]]:
+    ) -> tuple[list[float], list[tuple[PooledInput, ...]]]:
         with self._progress(num, "text", use_tqdm) as (core, progress):
             return self._background.run(core.pooler.compared(compare, lambda result: progress.done(result.num_tokens)))
 
@@ -311,7 +311,7 @@ class LLM:
         self,
         field: str,
         given: Sequence[Any],
-        make: Callable[..., Prepared],
+        make: Callable[..., PreparedInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
         use_tqdm: bool,
@@ -333,7 +333,7 @@ class LLM:
         finally:
             progress.close()
 
-    def _iterate(self, ask: Prepared, params: SamplingParams) -> AsyncIterator[RequestOutput]:
+    def _iterate(self, ask: PreparedInput, params: SamplingParams) -> AsyncIterator[RequestOutput]:
         kind = params.output_kind or RequestOutputKind.DELTA
         return self._background.iterate(self._open_core().outputs(ask, kind))
 

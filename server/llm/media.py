@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from msgspec.structs import replace
 
 from server.config.option import did_you_mean
-from server.generate.request import Message
+from server.generate.request import ChatMessage
 from server.media.embeds import stored
 from server.media.limits import MODALITIES
 from server.media.part import Given, MediaPart, Modality, Url
@@ -82,7 +82,7 @@ class Objects:
         """Return the messages with wire parts in place of objects. Raises ValueError."""
         return [self._message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
-    def put_back(self, messages: Sequence[Message]) -> None:
+    def put_back(self, messages: Sequence[ChatMessage]) -> None:
         """Put the objects back into the decoded messages."""
         for message in messages:
             if isinstance(message.content, list):

@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.api import Output, TokenLogprobs
 from server.generate.generation import Generation, PromptChoice
-from server.generate.transcript import Call, Transcript
+from server.generate.transcript import Transcript, TranscriptCall
 from server.models.tokenizer import Tokenizer
 from server.text.events import Malformed, Reasoning, Text
 
@@ -45,7 +45,7 @@ class CompletionOutput:
     index: int
     text: str = ""
     reasoning: str = ""
-    tool_calls: list[Call] = field(default_factory=list)
+    tool_calls: list[TranscriptCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None

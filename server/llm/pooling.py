@@ -18,8 +18,8 @@ from runtime.api import EngineError, PoolingTask
 from server.api.pooling import request_types
 from server.api.pooling.compare import Comparison
 from server.api.pooling.prepare import of_embeddings, of_rerank, of_score
-from server.api.pooling.request import PoolingRequest, Text
-from server.api.pooling.run import Pooled, pooled
+from server.api.pooling.request import PoolRequest, PoolText
+from server.api.pooling.run import PooledInput, pooled
 from server.api.pooling.vectors import as_array
 from server.api.service import Service
 from server.config.option import did_you_mean
@@ -91,7 +91,7 @@ def _checked(params: PoolingParams, names: Sequence[str], method: str) -> dict[s
 
 _NO_FIELDS = decoded(request_types.POOLING, {"input": ""})
 
-Ask = Callable[[ServedPooling], Sequence[PoolingRequest]]
+Ask = Callable[[ServedPooling], Sequence[PoolRequest]]
 
 
 def ask_to_pool(
@@ -114,12 +114,12 @@ def ask_to_pool(
         for one, prompt in zip(each, given, strict=True)
     ]
     texts = [
-        Text(prompt.given if isinstance(prompt.given, str) else prompt.given[0], Field(f"prompts[{number}]"))
+        PoolText(prompt.given if isinstance(prompt.given, str) else prompt.given[0], Field(f"prompts[{number}]"))
         for number, prompt in enumerate(given)
     ]
 
-    def ask(served: ServedPooling) -> list[PoolingRequest]:
-        found: list[PoolingRequest] = []
+    def ask(served: ServedPooling) -> list[PoolRequest]:
+        found: list[PoolRequest] = []
         for alike, group in groupby(zip(fields, texts, strict=True), key=lambda pair: pair[0]):
             wanted = decoded(request_types.POOLING, {"input": "", **alike}) if alike else _NO_FIELDS
             if task is not None and wanted.task not in (None, task):
@@ -235,7 +235,7 @@ class Pooler:
         self._service = service
         self._loaded = loaded
 
-    async def pooled(self, ask: Ask, name: str, note: Callable[[Pooled], object]) -> list[Pooled]:
+    async def pooled(self, ask: Ask, name: str, note: Callable[[PooledInput], object]) -> list[PooledInput]:
         """Pool all prompts. `name`: the program's call; `note` is called with each result.
 
         Raises ValueError if a prompt does not fit the model, RuntimeError if the engine fails or is closed."""
@@ -250,12 +250,12 @@ class Pooler:
             raise RuntimeError(f"the engine does not accept requests: {error}") from None
 
     async def compared(
-        self, compare: Compare, note: Callable[[Pooled], object]
-    ) -> tuple[list[float], list[tuple[Pooled, ...]]]:
+        self, compare: Compare, note: Callable[[PooledInput], object]
+    ) -> tuple[list[float], list[tuple[PooledInput, ...]]]:
         """Return the scores, and the pooled results of each. Raises as `pooled` does."""
         made: list[Comparison] = []
 
-        def ask(served: ServedPooling) -> list[PoolingRequest]:
+        def ask(served: ServedPooling) -> list[PoolRequest]:
             made.append(compare(served))
             return [made[0].request]
 
@@ -266,30 +266,30 @@ class Pooler:
     def _call(self) -> Call:
         return Call(offload=self._service.offload)
 
-    async def _run(self, request: PoolingRequest, note: Callable[[Pooled], object]) -> list[Pooled]:
+    async def _run(self, request: PoolRequest, note: Callable[[PooledInput], object]) -> list[PooledInput]:
         return await pooled(
             self._service.config, self._call(), self._loaded, request, id=uuid.uuid4().hex,
             note=note, max_numbers=sys.maxsize, with_ids=True,
         )  # fmt: skip
 
 
-def pooling_output(result: Pooled) -> PoolingRequestOutput:
+def pooling_output(result: PooledInput) -> PoolingRequestOutput:
     return PoolingRequestOutput(*_facts(result), outputs=PoolingOutput(as_array(result.numbers)))
 
 
-def embedding_output(result: Pooled) -> EmbeddingRequestOutput:
+def embedding_output(result: PooledInput) -> EmbeddingRequestOutput:
     return EmbeddingRequestOutput(*_facts(result), outputs=EmbeddingOutput(as_array(result.numbers).tolist()))
 
 
-def classification_output(result: Pooled) -> ClassificationRequestOutput:
+def classification_output(result: PooledInput) -> ClassificationRequestOutput:
     return ClassificationRequestOutput(*_facts(result), outputs=ClassificationOutput(as_array(result.numbers).tolist()))
 
 
-def scoring_output(score: float, sides: Sequence[Pooled]) -> ScoringRequestOutput:
+def scoring_output(score: float, sides: Sequence[PooledInput]) -> ScoringRequestOutput:
     ids = [id for side in sides for id in side.prompt_ids]
     cached = sum(side.num_cached_tokens for side in sides)
     return ScoringRequestOutput(sides[-1].id, ids, cached, True, ScoringOutput(score))
 
 
-def _facts(result: Pooled) -> tuple[str, list[int], int, bool]:
+def _facts(result: PooledInput) -> tuple[str, list[int], int, bool]:
     return result.id, list(result.prompt_ids), result.num_cached_tokens, True

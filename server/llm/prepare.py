@@ -150,7 +150,7 @@ def naming(param: str, number: int, total: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedInput:
     """Checked prompt or conversation. `text`: the prompt, if it was given as text. `lora`: its adapter, if any.
     `chat_template`: template instead of the model's own."""
 
@@ -164,7 +164,7 @@ class Prepared:
         return self.request.prompt.field
 
 
-def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None = None) -> Prepared:
+def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None = None) -> PreparedInput:
     found = plain(prompt)
     salt = {} if found.cache_salt is None else {"cache_salt": found.cache_salt}
     asked = {"prompt": found.given} if found.embeds is None else {"prompt_embeds": found.embeds}
@@ -178,13 +178,13 @@ def of_prompt(prompt: Prompt, params: SamplingParams, lora: LoRARequest | None =
         request = replace(
             request, prompt=TextWithMedia(found.text, found.media, found.processor_kwargs, add_special_tokens=special)
         )
-    return Prepared(request, found.text, lora)
+    return PreparedInput(request, found.text, lora)
 
 
 def of_conversation(
     messages: Conversation, params: SamplingParams, options: Mapping[str, Any], lora: LoRARequest | None = None,
     chat_template: str | None = None,
-) -> Prepared:  # fmt: skip
+) -> PreparedInput:  # fmt: skip
     objects = Objects()
     body = {
         "messages": objects.taken(messages),
@@ -200,7 +200,7 @@ def of_conversation(
         raise as_value_error(error) from None
     assert isinstance(request.prompt, Chat), "it was made here"
     objects.put_back(request.prompt.messages)
-    return Prepared(request, None, lora, chat_template)
+    return PreparedInput(request, None, lora, chat_template)
 
 
 def conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:

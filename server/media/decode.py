@@ -14,7 +14,7 @@ from server.media.limits import MediaLimits
 from server.media.part import MediaPart, Modality
 
 
-class Decoded(NamedTuple):
+class DecodedItem(NamedTuple):
     """Decoded item. `options`: processor options derived from `value`. `sound`: samples of a video's audio."""
 
     value: Any
@@ -25,21 +25,21 @@ class Decoded(NamedTuple):
 def decode(
     part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int, *, by_time: bool = False,
     with_sound: bool = False,
-) -> Pieces[Decoded]:  # fmt: skip
+) -> Pieces[DecodedItem]:  # fmt: skip
     """Decode a media part piece by piece.
 
     `by_time`: sample videos at two frames a second by default, and pass that rate to the processor. `with_sound`: also read
     a video file's audio, if it has any. Raises InvalidMedia."""
     where = part.where
     if part.modality == "image":
-        return Decoded(_image(value, where, limits, io_kwargs))
+        return DecodedItem(_image(value, where, limits, io_kwargs))
     if part.modality == "audio":
         seconds = limits.max_seconds
         if isinstance(value, bytes):
             samples = yield from sound.read_sound(value, where, rate=sampling_rate, max_seconds=seconds)
         else:
             samples = sound.given_samples(value, where, rate=sampling_rate, max_seconds=seconds)
-        return Decoded(samples, {"sampling_rate": sampling_rate})
+        return DecodedItem(samples, {"sampling_rate": sampling_rate})
     if not isinstance(value, bytes):
         found = video.given_frames(value, where, max_frames=limits.max_frames)
         images.check_size((found.frames.shape[2], found.frames.shape[1]), limits.max_pixels, where)
@@ -50,24 +50,24 @@ def decode(
     shown = _video(found)
     options = {**shown.options, "fps": found.shown_fps}
     if not with_sound or not sound.has_sound(value, where):
-        return Decoded(shown.value, options)
+        return DecodedItem(shown.value, options)
     heard = yield from sound.read_sound(value, where, rate=sampling_rate, max_seconds=limits.max_seconds)
-    return Decoded(shown.value, options, heard)
+    return DecodedItem(shown.value, options, heard)
 
 
-def _video(found: video.Video) -> Decoded:
-    return Decoded(found.frames, {"video_metadata": [found.metadata], "do_sample_frames": False})
+def _video(found: video.Video) -> DecodedItem:
+    return DecodedItem(found.frames, {"video_metadata": [found.metadata], "do_sample_frames": False})
 
 
-def sample(modality: Modality, sampling_rate: int) -> Decoded:
+def sample(modality: Modality, sampling_rate: int) -> DecodedItem:
     """Return a small image, audio or video item to test a processor."""
     if modality == "audio":
         times = np.arange(sampling_rate, dtype=np.float32) / sampling_rate
-        return Decoded(np.sin(2764.6 * times), {"sampling_rate": sampling_rate})  # 440 Hz
+        return DecodedItem(np.sin(2764.6 * times), {"sampling_rate": sampling_rate})  # 440 Hz
     row = np.linspace(0, 255, 256).astype(np.uint8)
     picture = np.broadcast_to(row[None, :, None], (256, 256, 3))
     if modality == "image":
-        return Decoded(images.of_array(picture, "sample"))
+        return DecodedItem(images.of_array(picture, "sample"))
     return _video(video.given_frames(np.stack([picture] * 8), "sample", max_frames=8))
 
 

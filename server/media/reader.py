@@ -18,7 +18,7 @@ from runtime.api import EMBEDS
 from server.http.errors import InvalidMedia, InvalidRequest, MediaNotInstalled, TextOnly, TooManyRequests, clip
 from server.http.offload import RETRY_AFTER_S, Offload, Pieces
 from server.http.watch import gather_or_cancel
-from server.media.decode import Decoded, decode, fingerprint, sample
+from server.media.decode import DecodedItem, decode, fingerprint, sample
 from server.media.embeds import read_embeds
 from server.media.limits import MODALITIES, USE_SOUND, MediaLimits, check_processor_kwargs
 from server.media.part import Given, MediaPart
@@ -163,7 +163,7 @@ class MediaReader:
             self._held.note(read)
             self._cache.keep(key, read)
             return read
-        decoded: Decoded = yield from decode(
+        decoded: DecodedItem = yield from decode(
             part, value, self._limits, self._io_kwargs.get(part.modality, {}), processor.sampling_rate,
             by_time=processor.hears_videos, with_sound=bool(options.get(USE_SOUND)),
         )  # fmt: skip

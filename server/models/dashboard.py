@@ -211,7 +211,7 @@ class TokenIds(NamedTuple):
         return len(self.prompt) + len(self.answer)
 
 
-class Texts:
+class RecentTexts:
     """Prompts and answers of the last requests, as token ids. Created only with --log-requests."""
 
     def __init__(self) -> None:

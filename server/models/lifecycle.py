@@ -31,7 +31,7 @@ class LoadError(Exception):
     """Error: the model cannot be served. The message gives the reason, so no traceback is needed."""
 
 
-class Phase(StrEnum):
+class LoadPhase(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 class Lifecycle:
     def __init__(self) -> None:
-        self.phase = Phase.LOADING
+        self.phase = LoadPhase.LOADING
         self.progress = LoadProgress("start")
         self.reason: str | None = None  # why it failed
         self.stopping = asyncio.Event()  # set to end the process gracefully
@@ -60,8 +60,8 @@ class Lifecycle:
         if loaded.swapped is not None:
             loaded.swapped.swaps.when_loaded(self._joins)
             self.when_draining(loaded.swapped.swaps.close)
-        if self.phase is Phase.LOADING:
-            self.phase = Phase.READY
+        if self.phase is LoadPhase.LOADING:
+            self.phase = LoadPhase.READY
 
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -90,12 +90,12 @@ class Lifecycle:
         self._when_draining.append(call)
 
     def drain(self) -> None:
-        self.phase = Phase.DRAINING
+        self.phase = LoadPhase.DRAINING
         for call in self._when_draining:
             call()
 
     def fail(self, reason: str) -> None:
-        self.phase, self.reason = Phase.FAILED, reason
+        self.phase, self.reason = LoadPhase.FAILED, reason
 
     @property
     def loaded(self) -> LoadedModel | None:
@@ -104,11 +104,11 @@ class Lifecycle:
 
     def require_model(self) -> LoadedModel:
         """Return the loaded model. Raises Unavailable unless requests are accepted."""
-        if self.phase is Phase.READY and self._loaded is not None:
+        if self.phase is LoadPhase.READY and self._loaded is not None:
             return self._loaded
-        if self.phase is Phase.FAILED:
+        if self.phase is LoadPhase.FAILED:
             raise Unavailable("The model could not be loaded; see the server's log")
-        if self.phase is Phase.DRAINING:
+        if self.phase is LoadPhase.DRAINING:
             raise Unavailable("The server is shutting down", retry_after_s=RETRY_AFTER_DRAIN_S)
         raise Unavailable(f"The model is still loading ({self.progress.phase})", retry_after_s=RETRY_WHILE_LOADING_S)
 
@@ -142,17 +142,17 @@ class Lifecycle:
 
     def health(self) -> tuple[int, Mapping[str, object]]:
         """Return HTTP status and body of /health: 200 only while requests are accepted and steps settle as usual."""
-        if self.phase is Phase.LOADING:
+        if self.phase is LoadPhase.LOADING:
             progress = self.progress
             body = {"phase": progress.phase, "done": progress.done, "total": progress.total, "unit": progress.unit}
             return 503, {"status": "loading", **body}
-        if self.phase is Phase.FAILED or self._loaded is None:
+        if self.phase is LoadPhase.FAILED or self._loaded is None:
             return 503, {"status": "failed", "reason": self.reason}
         engine = self._loaded.engines.health()
         counts = {"running": engine.num_running, "waiting": engine.num_waiting + self._loaded.num_waiting}
         if not engine.ok:
             return 503, {"status": "failed", "reason": engine.reason, **counts}
-        if self.phase is Phase.DRAINING:
+        if self.phase is LoadPhase.DRAINING:
             return 503, {"status": "draining", **counts}
         if engine.sleep_level and self._loaded.resident:
             counts["sleep_level"] = int(engine.sleep_level)
@@ -162,17 +162,17 @@ class Lifecycle:
 
     def liveness(self) -> tuple[int, Mapping[str, object]]:
         """Return HTTP status and body of /health/live: 503 only if the server cannot recover."""
-        if self.phase is Phase.FAILED:
+        if self.phase is LoadPhase.FAILED:
             return 503, {"status": "failed", "reason": self.reason}
         engine = None if self._loaded is None else self._loaded.engines.health()
         if engine is not None and engine.hopeless:
             return 503, {"status": "failed", "reason": engine.reason}
-        return 200, {"status": "ok" if self.phase is Phase.READY else self.phase}
+        return 200, {"status": "ok" if self.phase is LoadPhase.READY else self.phase}
 
     def steps_fail(self) -> bool:
         """Return whether requests may enter, but one step after another has failed."""
         return (
-            self.phase is Phase.READY
+            self.phase is LoadPhase.READY
             and self._loaded is not None
             and any(engine.health().failing for engine in self._loaded.engines)
         )

@@ -24,13 +24,13 @@ from server.models.infill import InfillFormat, infill_format
 from server.models.pooling import ServedPooling
 from server.models.prompt import ChatTemplate
 from server.models.speech import ServedSpeech
-from server.models.swaps import Status, SwappedModel
+from server.models.swaps import SwappedModel, SwapStatus
 from server.models.tokenizer import Tokenizer
 
 SPEECH_TASKS = ("transcribe", "translate")
 
 
-class Grammar(Protocol):
+class Constraint(Protocol):
     """Constraint on generated text, as plain data."""
 
     def source(self, tokenizer: Tokenizer) -> str:
@@ -41,7 +41,7 @@ class Grammar(Protocol):
 class GrammarCompiler(Protocol):
     """Compiler of grammars to matchers, which constrain a sequence's tokens, for the loaded model."""
 
-    async def factory(self, grammar: Grammar, caller: bytes | None = None) -> MatcherFactory:
+    async def factory(self, grammar: Constraint, caller: bytes | None = None) -> MatcherFactory:
         """Compile `grammar`. Raises GrammarError if it is invalid or too expensive."""
         ...
 
@@ -136,12 +136,12 @@ class LoadedModel:
     @property
     def is_resident(self) -> bool:
         """Return whether requests can use the model without unloading another one."""
-        return self.swapped is None or self.swapped.status is Status.LOADED
+        return self.swapped is None or self.swapped.status is SwapStatus.LOADED
 
     @property
     def status(self) -> str:
         """The status in llama.cpp's words: "loaded", "sleeping", "loading" or "unloaded"."""
-        if self.swapped is not None and self.swapped.status is not Status.LOADED:
+        if self.swapped is not None and self.swapped.status is not SwapStatus.LOADED:
             return self.swapped.status.value
         return "sleeping" if self.engine.health().sleep_level else "loaded"
 

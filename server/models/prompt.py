@@ -22,7 +22,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from server.models.control_tokens import Shield
-from server.models.template_source import ContentForm, Generation, Refusal, nodes_of, raise_exception, tojson
+from server.models.template_source import ContentForm, GenerationTag, TemplateRefusal, nodes_of, raise_exception, tojson
 
 Message = Mapping[str, Any]
 
@@ -259,7 +259,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 def _environment(now: Callable[[], datetime], clock: Callable[[], float]) -> BoundedEnvironment:
     environment = BoundedEnvironment(
-        clock, trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        clock, trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
@@ -296,7 +296,7 @@ class _Compiled:
             return self.environment.render(self.template, variables, limit_s)
         except TemplateTooLong as error:
             raise EndlessTemplate(f"the chat template exceeds its limits on these messages: {error}") from error
-        except Refusal as error:
+        except TemplateRefusal as error:
             raise PromptError(error.message or "the chat template refuses these messages") from error
         except Exception as error:  # a template is a program: it may fail with anything
             raise PromptError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error

@@ -33,7 +33,7 @@ TRY_AGAIN_S, MAX_TRY_AGAIN_S = 60.0, 3600.0  # after a model could not be loaded
 RETRY_WHILE_SWAPPING_S = 1
 
 
-class Status(StrEnum):
+class SwapStatus(StrEnum):
     """Status of a swapped model, in llama.cpp's words."""
 
     UNLOADED = "unloaded"
@@ -51,18 +51,18 @@ class Outline(NamedTuple):
     chats: bool
 
 
-class Served(Protocol):
+class SwapState(Protocol):
     """State of a loaded model that swapping depends on."""
 
     @property
     def engine(self) -> EngineClient: ...
 
 
-M = TypeVar("M", bound=Served)
-M_co = TypeVar("M_co", bound=Served, covariant=True)
+M = TypeVar("M", bound=SwapState)
+M_co = TypeVar("M_co", bound=SwapState, covariant=True)
 
 
-class Source(Protocol[M_co]):
+class ModelLoader(Protocol[M_co]):
     """Loader of one model."""
 
     async def prepare(self) -> None:
@@ -91,12 +91,12 @@ class SwappedModel(Generic[M]):
     requests. `is_open`: it accepts new requests. `outline`: facts from its files before the first load."""
 
     name: str
-    source: Source[M]
+    source: ModelLoader[M]
     swaps: Swaps[M]
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     loaded: M | None = None
     outline: Outline | None = None
-    status: Status = Status.UNLOADED
+    status: SwapStatus = SwapStatus.UNLOADED
     failure: str | None = None  # why the last try failed
     is_open: bool = False
     num_users: int = 0
@@ -114,7 +114,9 @@ class SwappedModel(Generic[M]):
     @property
     def is_untouched(self) -> bool:
         """Return whether the model has not been loaded, and no request waits for it."""
-        return self.loaded is None and self.status is Status.UNLOADED and self.preparing is None and not self.waiting
+        return (
+            self.loaded is None and self.status is SwapStatus.UNLOADED and self.preparing is None and not self.waiting
+        )
 
     async def once_loaded(self, call: Call) -> M:
         """Return the model, after loading it if it never was. Raises ApiError or QueueFull."""
@@ -142,7 +144,7 @@ class Swaps(Generic[M]):
 
     def __init__(
         self,
-        sources: Sequence[tuple[str, Source[M]]],
+        sources: Sequence[tuple[str, ModelLoader[M]]],
         *,
         max_loaded: int = 1,
         level: SleepLevel = SleepLevel.HOST,
@@ -171,7 +173,7 @@ class Swaps(Generic[M]):
     def find(self, name: str) -> SwappedModel[M] | None:
         return next((model for model in self.models if model.name == name), None)
 
-    def add(self, name: str, source: Source[M]) -> SwappedModel[M]:
+    def add(self, name: str, source: ModelLoader[M]) -> SwappedModel[M]:
         """Add a model that is loaded when a request names it."""
         model = SwappedModel(name, source, self)
         self.models.append(model)
@@ -198,7 +200,7 @@ class Swaps(Generic[M]):
 
     @property
     def resident(self) -> list[SwappedModel[M]]:
-        return [model for model in self.models if model.status is Status.LOADED]
+        return [model for model in self.models if model.status is SwapStatus.LOADED]
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ class Swaps(Generic[M]):
     async def _bring(self, model: SwappedModel[M]) -> bool:
         """Load `model` if there is room, and start its requests. Return False if another model must become idle first."""
         leaving: SwappedModel[M] | None = None
-        if model.status is not Status.LOADED:
+        if model.status is not SwapStatus.LOADED:
             resident = self.resident
             if len(resident) >= self._max_loaded:
                 leaving = self._leaving(resident)
@@ -341,15 +343,15 @@ class Swaps(Generic[M]):
 
     async def _swap(self, model: SwappedModel[M], leaving: SwappedModel[M] | None) -> None:
         began_s = self._clock()
-        model.status = Status.LOADING
+        model.status = SwapStatus.LOADING
         try:
             if leaving is not None:
                 await self._put_to_sleep(leaving)
             await self._wake(model)
         except Exception as error:
-            model.status = Status.UNLOADED
+            model.status = SwapStatus.UNLOADED
             self._failed(model, error)
-            if leaving is not None and leaving.status is not Status.LOADED:
+            if leaving is not None and leaving.status is not SwapStatus.LOADED:
                 await self._bring_back(leaving)
             return
         self._swap_s = self._clock() - began_s
@@ -365,7 +367,7 @@ class Swaps(Generic[M]):
         engine = model.loaded.engine
         while engine.health().sleep_level < self._level:  # again, should somebody else have woken it meanwhile
             await engine.sleep(self._level)
-        model.status = Status.UNLOADED
+        model.status = SwapStatus.UNLOADED
 
     async def _wake(self, model: SwappedModel[M]) -> None:
         if model.loaded is not None:
@@ -378,18 +380,18 @@ class Swaps(Generic[M]):
 
     async def _bring_back(self, model: SwappedModel[M]) -> None:
         """Reload the model that was unloaded for one that failed to load."""
-        model.status = Status.LOADING
+        model.status = SwapStatus.LOADING
         try:
             await self._wake(model)
         except Exception as error:
-            model.status = Status.UNLOADED
+            model.status = SwapStatus.UNLOADED
             self._failed(model, error)
         else:
             self._open(model)
             self._let_in(model)
 
     def _open(self, model: SwappedModel[M]) -> None:
-        model.status, model.is_open, model.since_s = Status.LOADED, True, self._clock()
+        model.status, model.is_open, model.since_s = SwapStatus.LOADED, True, self._clock()
         model.failure, model.patience_s = None, TRY_AGAIN_S
 
     def _let_in(self, model: SwappedModel[M]) -> None:
@@ -431,7 +433,7 @@ class Swaps(Generic[M]):
     def metrics(self, model: SwappedModel[M]) -> list[Metric]:
         """Return the metrics of one model."""
         return [
-            Metric("model_loaded", "1 while the model is loaded.", "gauge", {(): float(model.status is Status.LOADED)}),
+            Metric("model_loaded", "1 while the model is loaded.", "gauge", {(): float(model.status is SwapStatus.LOADED)}),
             Metric(
                 "num_requests_waiting_for_model", "Requests that wait until the model is loaded.", "gauge",
                 {(): float(len(model.waiting))},

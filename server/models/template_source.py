@@ -16,12 +16,12 @@ from jinja2.parser import Parser
 N = TypeVar("N", bound=nodes.Node)
 
 
-class Refusal(jinja2.TemplateError):
+class TemplateRefusal(jinja2.TemplateError):
     """Error raised by `raise_exception` in a template."""
 
 
 def raise_exception(message: object) -> NoReturn:
-    raise Refusal(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def tojson(
@@ -35,7 +35,7 @@ def tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """Tag `{% generation %}`: marks what training masks; for a prompt it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)

@@ -27,12 +27,12 @@ from server.http.metrics import HttpStats
 from server.http.middleware import RequestMiddleware
 from server.http.origins import LOOPBACK_NAMES, CheckHost, CrossOrigin
 from server.http.tracing import trace_headers
-from server.models.dashboard import Feed, Snapshots, Texts
+from server.models.dashboard import Feed, RecentTexts, Snapshots
 
 logger = logging.getLogger("oneloop.http")
 
 
-class Endpoint:
+class HandlerApp:
     """Handler as an ASGI application. The handler's return value sends itself directly to the server's `send`."""
 
     def __init__(self, route: Route, service: Service) -> None:
@@ -68,7 +68,7 @@ def line_apps(service: Service) -> dict[str, ASGIApp]:
     config = replace(service.config, strict_fields=True, max_stored_responses=0, request_timeout=None)
     own = Service(config, service.lifecycle, service.offload)
     return {
-        route.path: RequestMiddleware(Endpoint(route, own), stats=own.http_stats, access_log=False)
+        route.path: RequestMiddleware(HandlerApp(route, own), stats=own.http_stats, access_log=False)
         for route in ROUTES
         if route.path in URLS
     }
@@ -93,10 +93,10 @@ def start_batches(service: Service, folder: BatchFolder) -> BatchRunner:
 def create_app(service: Service) -> ASGIApp:
     """Return the routes with their middleware (`guarded`). Routes of disabled features are left out."""
     config = service.config
-    paths = [PathRoute(each.path, Endpoint(each, service), methods=[each.method]) for each in ROUTES]
+    paths = [PathRoute(each.path, HandlerApp(each, service), methods=[each.method]) for each in ROUTES]
     lifecycle = service.lifecycle
     if config.log_requests:
-        service.texts = Texts()
+        service.texts = RecentTexts()
         lifecycle.when_loaded(service.texts.watch)
     service.feed = Feed(Snapshots(lifecycle, lambda: service.http_stats.in_flight, has_texts=service.texts is not None))
     lifecycle.when_draining(service.feed.close)

@@ -184,7 +184,7 @@ def speech_config(config: ServerConfig, model: str) -> ServerConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Prepared:
+class HostParts:
     """Parts of a model that need no device memory."""
 
     files: ModelFiles
@@ -195,7 +195,7 @@ class Prepared:
 
 
 class ModelSource:
-    """A `swaps.Source`: loader of one model. `beside`: a pooling or speech model beside another. `place`: its entry among
+    """A `swaps.ModelLoader`: loader of one model. `beside`: a pooling or speech model beside another. `place`: its entry among
     swapped models, if any. `stages`: as for `load`."""
 
     def __init__(
@@ -209,7 +209,7 @@ class ModelSource:
         self._cancel = cancel
         self._device = device
         self._beside = beside
-        self._prepared: Prepared | None = None
+        self._prepared: HostParts | None = None
 
     async def prepare(self) -> None:
         self._prepared = await _prepare(self._config, self._report, self._cancel)
@@ -226,7 +226,7 @@ class ModelSource:
         return loaded.in_turns(self.place)
 
 
-async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepared:
+async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> HostParts:
     """Load files, tokenizer and templates. Raises LoadError."""
     from runtime.weights.fetch import resolve
     from runtime.weights.rules import WeightsError
@@ -241,13 +241,13 @@ async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> Prepa
         files = await asyncio.to_thread(fetch, config.model, config.revision, load_format=config.load_format)
         draft = await asyncio.to_thread(draft_files, config, fetch)
         # The tokenizer first: it takes a fraction of a second, and an engine is not easily called back.
-        return Prepared(files, draft, *await asyncio.to_thread(load_text, config, files, fetch, report))
+        return HostParts(files, draft, *await asyncio.to_thread(load_text, config, files, fetch, report))
     except (WeightsError, TokenizerError, PromptError) as error:
         raise LoadError(str(error)) from error
 
 
 async def _load_one(
-    config: ServerConfig, report: Report, prepared: Prepared, device: SharedDevice, *, beside: bool,
+    config: ServerConfig, report: Report, prepared: HostParts, device: SharedDevice, *, beside: bool,
     stages: Callable[[], Launcher] | None,
 ) -> LoadedModel:  # fmt: skip
     """Load one model with its engine. Raises LoadError."""

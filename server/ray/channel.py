@@ -20,13 +20,13 @@ from typing import Self, cast
 import msgspec
 
 from server.http.errors import ReplicaLost
-from server.ray.exchange import ACCEPTED, Head, Piece
+from server.ray.exchange import ACCEPTED, Piece, ResponseHead
 
 _FRAME = struct.Struct("<QIB")  # number of the request, bytes that follow, what they are
 _SECRET_BYTES = 32
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     ACCEPTED = 0
     HEAD = 1
     BODY = 2
@@ -46,7 +46,7 @@ class ReplyTo:
 # --- the ingress' end -------------------------------------------------------------------------------------------------
 
 
-class Letterbox:
+class ReplyMailbox:
     """Pieces received for one request, in order. Iterating raises the error of a failed request."""
 
     def __init__(self, reply_to: ReplyTo, close: Callable[[int], None]) -> None:
@@ -60,16 +60,16 @@ class Letterbox:
 
     def put(self, kind: int, payload: bytes) -> None:
         """Add a piece. Pieces that arrive before they are read are joined."""
-        if kind == Kind.BODY:
+        if kind == FrameKind.BODY:
             last = self._pieces[-1] if self._pieces else None
             if isinstance(last, bytes):
                 self._pieces[-1] = last + payload
             else:
                 self._pieces.append(payload)
-        elif kind == Kind.HEAD:
+        elif kind == FrameKind.HEAD:
             status, headers = msgspec.msgpack.decode(payload, type=tuple[int, list[tuple[bytes, bytes]]])
-            self._pieces.append(Head(status, headers))
-        elif kind == Kind.ACCEPTED:
+            self._pieces.append(ResponseHead(status, headers))
+        elif kind == FrameKind.ACCEPTED:
             self._pieces.append(ACCEPTED)
         else:
             self._ended = True
@@ -116,9 +116,9 @@ class Mailbox:
         self._server: asyncio.Server | None = None
         self._opening = asyncio.Lock()
         self._next = 0
-        self._boxes: dict[int, Letterbox] = {}
+        self._boxes: dict[int, ReplyMailbox] = {}
 
-    async def open(self) -> Letterbox:
+    async def open(self) -> ReplyMailbox:
         """Return a mailbox that receives the answer to one request; close it afterwards. Raises OSError if listening fails."""
         async with self._opening:
             if self._server is None:
@@ -127,7 +127,7 @@ class Mailbox:
                 self._port = self._server.sockets[0].getsockname()[1]
         assert self._port is not None, "it listens"
         self._next += 1
-        box = Letterbox(ReplyTo(self._host, self._port, self._secret, self._next), self._drop)
+        box = ReplyMailbox(ReplyTo(self._host, self._port, self._secret, self._next), self._drop)
         self._boxes[self._next] = box
         return box
 
@@ -201,7 +201,7 @@ class Delivery:
 
     def __init__(
         self,
-        box: Letterbox,
+        box: ReplyMailbox,
         work: Awaitable[object],
         cancel: Callable[[], object],
         as_ours: Callable[[Exception], Exception] = lambda error: error,
@@ -241,7 +241,7 @@ class Delivery:
 # --- the replica's end ------------------------------------------------------------------------------------------------
 
 
-class Line(asyncio.Protocol):
+class MailboxConnection(asyncio.Protocol):
     """Connection to a mailbox. Data sent in one iteration of the event loop is one write."""
 
     def __init__(self, secret: bytes) -> None:
@@ -259,22 +259,22 @@ class Line(asyncio.Protocol):
 
     def send(self, number: int, piece: Piece) -> None:
         if isinstance(piece, bytes):
-            self._put(number, Kind.BODY, piece)
-        elif isinstance(piece, Head):
+            self._put(number, FrameKind.BODY, piece)
+        elif isinstance(piece, ResponseHead):
             headers = [(bytes(name), bytes(value)) for name, value in piece.headers]
-            self._put(number, Kind.HEAD, msgspec.msgpack.encode((piece.status, headers)))
+            self._put(number, FrameKind.HEAD, msgspec.msgpack.encode((piece.status, headers)))
         else:
-            self._put(number, Kind.ACCEPTED, b"")
+            self._put(number, FrameKind.ACCEPTED, b"")
 
     def end(self, number: int) -> None:
-        self._put(number, Kind.END, b"")
+        self._put(number, FrameKind.END, b"")
 
     def close(self) -> None:
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
-    def _put(self, number: int, kind: Kind, payload: bytes) -> None:
+    def _put(self, number: int, kind: FrameKind, payload: bytes) -> None:
         self._unsent.append(_FRAME.pack(number, len(payload), kind))
         self._unsent.append(payload)
         if not self._is_due:
@@ -292,17 +292,17 @@ class Lines:
     """Connections of a replica, one to each mailbox."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[str, int], Line] = {}
+        self._lines: dict[tuple[str, int], MailboxConnection] = {}
         self._opening = asyncio.Lock()
 
-    async def to(self, reply_to: ReplyTo) -> Line:
+    async def to(self, reply_to: ReplyTo) -> MailboxConnection:
         """Connect to an address. Raises OSError if no process listens there."""
         key = reply_to.host, reply_to.port
         async with self._opening:
             line = self._lines.get(key)
             if line is None or line.is_lost:
                 loop = asyncio.get_running_loop()
-                _, line = await loop.create_connection(lambda: Line(reply_to.secret), *key)
+                _, line = await loop.create_connection(lambda: MailboxConnection(reply_to.secret), *key)
                 self._lines = {where: each for where, each in self._lines.items() if not each.is_lost}
                 self._lines[key] = line
         return line

@@ -19,14 +19,14 @@ ACCEPTED: Final = None  # a replica has the request
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """Status and headers of a response."""
 
     status: int
     headers: Headers
 
 
-Piece = Head | bytes | None
+Piece = ResponseHead | bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReplicaAnswer:
     """Complete response of `replica`."""
 
     replica: str
@@ -68,7 +68,7 @@ class Exchange:
         self._request = request
         self._left = asyncio.Event()
         self._has_body = True
-        self._head: Head | None = None
+        self._head: ResponseHead | None = None
         self._body: list[bytes] = []
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._run(app), name="exchange")
@@ -88,12 +88,12 @@ class Exchange:
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._head = Head(message["status"], [*message.get("headers", ())])
+            self._head = ResponseHead(message["status"], [*message.get("headers", ())])
         elif body := message.get("body", b""):
             self._body.append(body)
         self._news.set()
 
-    async def pieces(self) -> AsyncGenerator[Head | bytes]:
+    async def pieces(self) -> AsyncGenerator[ResponseHead | bytes]:
         """Yield the response once. Stop by `leave`, or by closing the generator. Raises errors of the application."""
         try:
             begun = False

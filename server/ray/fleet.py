@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from server.http.errors import ReplicaLost, TooManyRequests, Unavailable
 from server.ray.channel import Delivery, Mailbox
-from server.ray.exchange import Answer, Forwarded
+from server.ray.exchange import Forwarded, ReplicaAnswer
 
 RETRY_AFTER_S = 5
 BROADCAST_LIMIT_S = 30.0
@@ -27,9 +27,9 @@ class ServeFleet:
         called = self._replicas.deliver.remote(request, box.reply_to)
         return Delivery(box, called, called.cancel, _as_ours)
 
-    async def answer_all(self, request: Forwarded) -> list[Answer]:
+    async def answer_all(self, request: Forwarded) -> list[ReplicaAnswer]:
         try:
-            answers: list[Answer] = await self._replicas.broadcast("answer_whole", request).results_async(
+            answers: list[ReplicaAnswer] = await self._replicas.broadcast("answer_whole", request).results_async(
                 timeout_s=BROADCAST_LIMIT_S
             )
         except Exception as error:

@@ -24,7 +24,7 @@ from server.http.errors import ApiError, ClientLeft, Conflict, ReplicaLost, Unav
 from server.http.metrics import HttpStats
 from server.http.watch import ClientWatch
 from server.process.app import guarded
-from server.ray.exchange import Answer, Forwarded, Head, Headers, Piece
+from server.ray.exchange import Forwarded, Headers, Piece, ReplicaAnswer, ResponseHead
 from server.ray.expositions import joined
 from server.ray.last_words import last_words
 from server.ray.prefixes import prefixes_of
@@ -57,7 +57,7 @@ class Fleet(Protocol):
         """Forward `request` to the replica chosen for it, and return its response stream; enter the stream to read it."""
         ...
 
-    async def answer_all(self, request: Forwarded) -> Sequence[Answer]:
+    async def answer_all(self, request: Forwarded) -> Sequence[ReplicaAnswer]:
         """Return the answers of all running replicas. Raises ApiError."""
         ...
 
@@ -94,11 +94,11 @@ class Ingress:
             raise Unavailable(
                 f"No replica took the request within {limit_s:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
-        head: Head | None = None
+        head: ResponseHead | None = None
         last = b""
         try:
             async for piece in stream:
-                if isinstance(piece, Head):
+                if isinstance(piece, ResponseHead):
                     head = piece
                     await send(_start(head, scope))
                 elif piece is not None:
@@ -130,15 +130,15 @@ def ingress_app(config: ServerConfig, fleet: Fleet) -> ASGIApp:
     return guarded(Ingress(config, fleet), config, HttpStats())
 
 
-def together(answers: Sequence[Answer], *, is_metrics: bool) -> tuple[Head, bytes]:
+def together(answers: Sequence[ReplicaAnswer], *, is_metrics: bool) -> tuple[ResponseHead, bytes]:
     """Combine the answers of all replicas: the first error if there is one, joined metrics, or JSON with numbers added."""
     first = next((each for each in answers if each.status >= 400), answers[0])
     if first.status >= 400:
-        return Head(first.status, _without_length(first.headers)), first.body
+        return ResponseHead(first.status, _without_length(first.headers)), first.body
     if is_metrics:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        return Head(200, [kind]), joined({each.replica: each.body for each in answers})
-    return Head(first.status, _without_length(first.headers)), _added([each.body for each in answers])
+        return ResponseHead(200, [kind]), joined({each.replica: each.body for each in answers})
+    return ResponseHead(first.status, _without_length(first.headers)), _added([each.body for each in answers])
 
 
 def _added(bodies: Sequence[bytes]) -> bytes:
@@ -156,7 +156,7 @@ def _without_length(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name.lower() != b"content-length"]
 
 
-def _start(head: Head, scope: Scope) -> Message:
+def _start(head: ResponseHead, scope: Scope) -> Message:
     """Return the replica's headers as a message, and give the request the replica's request id."""
     for name, value in head.headers:
         if name.lower() == b"x-request-id":

@@ -23,7 +23,7 @@ from server.process.app import create_app
 from server.process.ending import EXIT_CANNOT_SERVE, leave_at_once
 from server.process.serve import DEATH_LIMIT_S, tracing_of, without_collections
 from server.ray.channel import Lines, ReplyTo
-from server.ray.exchange import ACCEPTED, Answer, Exchange, Forwarded, Head
+from server.ray.exchange import ACCEPTED, Exchange, Forwarded, ReplicaAnswer, ResponseHead
 
 logger = logging.getLogger("oneloop.ray")
 
@@ -92,15 +92,15 @@ class Replica:
                 line.send(reply_to.number, piece)
         line.end(reply_to.number)
 
-    async def answer_whole(self, request: Forwarded) -> Answer:
-        head, body = Head(500, []), b""
+    async def answer_whole(self, request: Forwarded) -> ReplicaAnswer:
+        head, body = ResponseHead(500, []), b""
         async with aclosing(self._begin(request).pieces()) as pieces:
             async for piece in pieces:
-                if isinstance(piece, Head):
+                if isinstance(piece, ResponseHead):
                     head = piece
                 else:
                     body += piece
-        return Answer(self.name, head.status, head.headers, body)
+        return ReplicaAnswer(self.name, head.status, head.headers, body)
 
     async def stop(self) -> None:
         """Finish requests in flight, up to the drain timeout, then end the engine."""

@@ -26,7 +26,7 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCallStart:
     """Start of tool call number `index` (from 0). `id`: the model's own id of the call, which its template requires back."""
 
     index: int
@@ -57,7 +57,7 @@ class CutOff(Malformed):
     """Malformed call that was valid until the answer ended at its token limit."""
 
 
-Event = Text | Reasoning | ToolCall | ToolArguments | Malformed
+Event = Text | Reasoning | ToolCallStart | ToolArguments | Malformed
 
 
 class Codec(Protocol):

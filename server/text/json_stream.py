@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from server.text.markers import Parse, Source
+from server.text.markers import FedText, Parse
 
 MAX_DEPTH: Final = 200  # Python's own parser gives up near 1000
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
@@ -171,7 +171,7 @@ class JsonScanner:
             self.failed = True
 
 
-def json_value(source: Source, emit: Callable[[str], object]) -> Parse[bool]:
+def json_value(source: FedText, emit: Callable[[str], object]) -> Parse[bool]:
     """Consume one JSON value and pass it on as it arrives. Return False if it is invalid or incomplete."""
     scanner = JsonScanner(emit)
     while True:
@@ -183,7 +183,7 @@ def json_value(source: Source, emit: Callable[[str], object]) -> Parse[bool]:
         yield
 
 
-def json_string(source: Source) -> Parse[str | None]:
+def json_string(source: FedText) -> Parse[str | None]:
     """Consume a JSON string and return its text. Return None if there is none, or if its text is not valid UTF-8."""
     if (yield from source.space()) != '"':
         return None

@@ -1,6 +1,6 @@
 """Markers: incremental reading of text up to the next of several strings.
 
-A codec is a generator over a `Source`, in the order of its format: it consumes decided text and yields when only more text
+A codec is a generator over a `FedText`, in the order of its format: it consumes decided text and yields when only more text
 can decide. So every decision depends on the text alone, not on how it was split, and no text is scanned twice except the few
 characters that may become a marker."""
 
@@ -43,7 +43,7 @@ class Markers:
         return len(text)
 
 
-class Source:
+class FedText:
     """Text that was fed and not yet consumed. `closed`: no more text follows.
 
     While recording, consumed text is kept, so that it can be emitted as plain text if parsing fails."""

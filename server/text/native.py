@@ -22,7 +22,7 @@ except ImportError:
 logger = logging.getLogger("oneloop.text")
 
 
-class Connection(Protocol):
+class StreamConnection(Protocol):
     """Connection of a stream. `chunk_writer`: writes an HTTP/1.1 chunk with its size; None if a write would block."""
 
     @property
@@ -35,7 +35,7 @@ class PythonTokenWriter:
 
     __slots__ = ("_after", "_before", "_connection", "_detokenizer", "_num_tokens", "is_open", "num_written")
 
-    def __init__(self, detokenizer: Detokenizer, before: bytes, after: bytes, connection: Connection) -> None:
+    def __init__(self, detokenizer: Detokenizer, before: bytes, after: bytes, connection: StreamConnection) -> None:
         self._detokenizer = detokenizer
         self._before, self._after = before, after
         self._connection = connection
@@ -74,7 +74,7 @@ class PythonTokenWriter:
         return failed
 
 
-def token_writer(detokenizer: Detokenizer, before: bytes, after: bytes, connection: Connection) -> Any:
+def token_writer(detokenizer: Detokenizer, before: bytes, after: bytes, connection: StreamConnection) -> Any:
     """Return a writer of events. Each event is a text, as a JSON string, between `before` and `after`."""
     if module is None:
         return PythonTokenWriter(detokenizer, before, after, connection)

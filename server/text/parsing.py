@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.text.events import Event
-from server.text.markers import Parse, Source
+from server.text.markers import FedText, Parse
 
 
 class ParsingCodec:
@@ -12,7 +12,7 @@ class ParsingCodec:
     reasoning = False  # the parser's to say; see Codec
 
     def __init__(self) -> None:
-        self.source = Source()
+        self.source = FedText()
         self._events: list[Event] = []
         self._parsing = self._parse()
         next(self._parsing)

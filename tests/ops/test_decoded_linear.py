@@ -18,7 +18,7 @@ from ops.gemm.dequantize import dequantize
 from ops.gemm.lay import fit_pieces, lay
 from ops.gemm.reference import ReferenceLinearWeight
 from ops.gemm.side_by_side import SideBySide
-from ops.gemm.triton_coded import Tile
+from ops.gemm.triton_coded import CodedTile
 from ops.stored import BLOCKS, E2M1, FP4, NF4, Q4, Q8, TABLES, StoredWeight, WeightFormat, parts_of
 from runtime.weights.dequantize import FORMATS
 from runtime.weights.dequantize import dequantize as dequantize_blocks
@@ -134,7 +134,7 @@ def test_triton_reads_all_codes(case, device, dtype, tolerance):
     bias = torch.randn(72, device=device, dtype=dtype)
     for num_rows, given, splits in ((1, bias, 1), (17, None, 2)):
         x = torch.randn(num_rows, in_features, device=device, dtype=dtype)
-        out = triton_coded.linear(x, codes(stored), given, tile=Tile(16, 32, 64, splits, 4, 2))
+        out = triton_coded.linear(x, codes(stored), given, tile=CodedTile(16, 32, 64, splits, 4, 2))
         assert error(out, exact(x, stored.with_bias(given))) < tolerance
 
 

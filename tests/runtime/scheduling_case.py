@@ -17,7 +17,7 @@ from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PLAIN, PrefixCache
 from runtime.parallel.stage_turns import StageTurns
 from runtime.policy.fairness import POLICIES
-from runtime.policy.step_budget import FixedBudget, Load
+from runtime.policy.step_budget import EngineLoad, FixedBudget
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.snapshots.scheduling import SnapshotScheduling
@@ -78,7 +78,7 @@ class SomeDecode(FixedBudget):
     has_turns: bool = True
     ending_cost: int = 2
 
-    def num_decodes(self, most: Load) -> int:
+    def num_decodes(self, most: EngineLoad) -> int:
         return self.room()
 
     def is_for_narrowest(self) -> bool:

@@ -21,7 +21,7 @@ from runtime.kv.layout import LayerGroup
 from runtime.kv.prefix_cache import PrefixCache
 from runtime.policy.fairness import POLICIES
 from runtime.scheduler import Scheduler, SchedulerLimits
-from runtime.sequence import Sequence, Status
+from runtime.sequence import Sequence, SequenceStatus
 from tests.invariants import check_pool, check_tables
 from tests.pooling import LAST, OF_ALL, POOLING
 from tests.runtime.scheduling_case import (
@@ -262,7 +262,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
             scheduler.add(seq)
         if alive and rng.random() < 0.1:
             victim = alive.pop(rng.randrange(len(alive)))
-            if victim.status is not Status.FINISHED:
+            if victim.status is not SequenceStatus.FINISHED:
                 scheduler.finish(victim, FinishReason.ABORT)
         if scheduler.running and scheduler.blocks.pool.num_free and rng.random() < 0.1:
             held_ids = [block_id for table in rng.choice(scheduler.running).tables for block_id in table.ids]
@@ -312,7 +312,7 @@ def test_blocks_balance_and_texts_are_right_under_any_mix_of_arrivals_aborts_dra
         if seq.number in pooled:
             assert seq.finish is FinishReason.STOP
             assert pooled[seq.number] == vector_of(list(seq.prompt_ids))
-        assert seq.status is Status.FINISHED
+        assert seq.status is SequenceStatus.FINISHED
     assert scheduler.blocks.pool.num_free == num_blocks
     assert all(scheduler.blocks.pool.count(block_id) == 0 for block_id in range(num_blocks))
 
@@ -395,7 +395,7 @@ def test_a_sequence_that_was_refused_is_looked_at_again_once_a_block_has_become_
     refusal = scheduler.blocks._refusal
     second = scheduler.schedule()
     assert scheduler.blocks._refusal is refusal is not None
-    assert waiting.status is Status.WAITING
+    assert waiting.status is SequenceStatus.WAITING
     scheduler.settle(first, *memory.run(first))
     scheduler.settle(second, *memory.run(second))
     assert [row.number for row in scheduler.schedule().rows] == [2]

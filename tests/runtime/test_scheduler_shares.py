@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from runtime.constrain import deferred as deferred_sampling
-from runtime.sequence import Sequence, Status
+from runtime.sequence import Sequence, SequenceStatus
 from tests.runtime.scheduling_case import (
     GROUPS,
     Known,
@@ -107,7 +107,7 @@ def beside_a_stream(others: list[Sequence], mixed=8, budget=64) -> list[int]:
     for other in others:
         scheduler.add(other)
     work = []
-    while any(other.status is not Status.FINISHED for other in others):
+    while any(other.status is not SequenceStatus.FINISHED for other in others):
         batch = scheduler.schedule()
         assert 0 in {row.number for row in batch.rows}, "the stream missed a step"
         decodes = [row for row in batch.rows if row.num_tokens == 1 and row.binding is None]

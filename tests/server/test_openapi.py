@@ -14,7 +14,7 @@ from server.api import openapi
 from server.api.operations import health
 from server.api.operations import pages as endpoint
 from server.api.routes import ROUTES
-from server.models.lifecycle import Phase
+from server.models.lifecycle import LoadPhase
 from tests.server.conftest import MESSAGES
 from tests.server.test_tool_calls import TWO
 from tests.server.text.tool_samples import TOOLS
@@ -221,7 +221,7 @@ async def test_calls_and_reasoning_are_what_the_document_says(serve):
 
 async def test_health_of_every_phase_is_what_the_document_says(serve):
     server = await serve()
-    for phase in Phase:
+    for phase in LoadPhase:
         server.service.lifecycle.phase = phase
         assert_whole((await server.http.get("/health")).json(), health.Health)
 

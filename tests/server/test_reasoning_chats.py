@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime.api import FinishReason, Output
 from server.generate.generation import Choice, TextOptions
 from server.models.chat_format import OutputParser
-from server.text.events import Event, ToolCall, joined
+from server.text.events import Event, ToolCallStart, joined
 from server.text.reasoning import THINK
 from server.text.tools.harmony import Harmony
 from server.text.tools.hermes import Hermes
@@ -214,7 +214,9 @@ def events_of(
         events += choice.events(Output(0, ids[start:end], FinishReason.STOP if end == len(ids) else None))
         if choice.finish_reason is not None:
             break
-    nameless = [ToolCall(event.index, event.name) if isinstance(event, ToolCall) else event for event in events]
+    nameless = [
+        ToolCallStart(event.index, event.name) if isinstance(event, ToolCallStart) else event for event in events
+    ]
     return list(joined(nameless)), (
         choice.finish_reason, choice.stop_reason, choice.num_tokens, choice.num_reasoning_tokens,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from runtime.api import LoadProgress, SpeechInfo
 from server.api.routes import ROUTES
 from server.config import __version__
-from server.models.lifecycle import Phase
+from server.models.lifecycle import LoadPhase
 from tests.server.conftest import MESSAGES
 from tests.server.tiny import EOS, START, VOCAB_SIZE
 
@@ -169,7 +169,7 @@ async def test_what_was_ready_too_late_does_not_end_a_drain(serve):
     lifecycle, loaded = server.service.lifecycle, server.service.lifecycle.loaded
     lifecycle.drain()
     lifecycle.ready(loaded)
-    assert lifecycle.phase is Phase.DRAINING
+    assert lifecycle.phase is LoadPhase.DRAINING
 
 
 # --- metrics and version ------------------------------------------------------------------------------------------

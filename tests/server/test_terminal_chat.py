@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Iterator
 import httpx
 import pytest
 
-from server.cli.answerers import AnswerFailed, Endpoint, Piece
+from server.cli.answerers import AnswerFailed, AnswerPiece, Endpoint
 from server.cli.arguments import read_arguments, read_value
 from server.cli.attachments import part_of
 from server.cli.chat import Session
-from server.cli.conversation import Chat
+from server.cli.conversation import ChatSession
 from server.cli.markdown import BOLD, CYAN, DIM, ITALIC, RESET, UNDERLINED, Markdown
 from server.cli.shown import is_styled, printable
 from server.config.server_options import ConfigError
@@ -29,14 +29,14 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, *answers: list[Piece | BaseException]) -> None:
+    def __init__(self, *answers: list[AnswerPiece | BaseException]) -> None:
         self.answers = iter(answers)
         self.asked: list[tuple[list[tuple[str, str]], dict[str, object]]] = []
 
-    async def chat(self, messages, fields) -> AsyncGenerator[Piece, None]:
+    async def chat(self, messages, fields) -> AsyncGenerator[AnswerPiece, None]:
         self.asked.append(([(message["role"], message["content"]) for message in messages], dict(fields)))
         for piece in next(self.answers):
-            if isinstance(piece, Piece):
+            if isinstance(piece, AnswerPiece):
                 yield piece
             elif isinstance(piece, KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
@@ -45,7 +45,7 @@ class Scripted:
                 raise piece
 
 
-def talk(answerer: Scripted, *lines: str, chat: Chat | None = None, styled: bool = False) -> str:
+def talk(answerer: Scripted, *lines: str, chat: ChatSession | None = None, styled: bool = False) -> str:
     """What the terminal shows when a person types `lines`, then Ctrl-D."""
     out, typed, seconds = io.StringIO(), iter(lines), iter(range(1000))
 
@@ -55,14 +55,16 @@ def talk(answerer: Scripted, *lines: str, chat: Chat | None = None, styled: bool
             raise EOFError
         return line
 
-    session = Session(answerer, chat or Chat(), out, read, styled=styled, clock=lambda: float(next(seconds)))
+    session = Session(answerer, chat or ChatSession(), out, read, styled=styled, clock=lambda: float(next(seconds)))
     with asyncio.Runner() as runner:
         session.run(runner)
     return out.getvalue()
 
 
 def test_a_conversation_holds_what_was_said_before():
-    answerer = Scripted([Piece("Hel", num_tokens=1), Piece("lo", num_tokens=1)], [Piece("Bye", num_tokens=1)])
+    answerer = Scripted(
+        [AnswerPiece("Hel", num_tokens=1), AnswerPiece("lo", num_tokens=1)], [AnswerPiece("Bye", num_tokens=1)]
+    )
     shown = talk(answerer, "hi", "", "and now?")
     assert [asked for asked, _ in answerer.asked] == [
         [("user", "hi")],
@@ -72,13 +74,13 @@ def test_a_conversation_holds_what_was_said_before():
 
 
 def test_lines_between_quotes_or_behind_a_backslash_are_one_question():
-    answerer = Scripted(*([Piece("a")] for _ in range(4)))
+    answerer = Scripted(*([AnswerPiece("a")] for _ in range(4)))
     talk(answerer, '"""', "one", "", "two", '"""', "three\\", "four", '"""five', 'six"""', '"""seven"""')
     assert [asked[-1][1] for asked, _ in answerer.asked] == ["one\n\ntwo", "three\nfour", "five\nsix", "seven"]
 
 
 def test_commands_change_what_is_sent():
-    answerer = Scripted([Piece("a")], [Piece("b")], [Piece("c")], [Piece("d")])
+    answerer = Scripted([AnswerPiece("a")], [AnswerPiece("b")], [AnswerPiece("c")], [AnswerPiece("d")])
     shown = talk(
         answerer, "/system Be brief.", "one", "/retry", "/undo", "/undo", "/set temperature 0.5", "/set nonsense 1",
         "/set seed", "two", "/new", "three", "/nothing", "/help", "/exit", "never",
@@ -96,8 +98,8 @@ def test_commands_change_what_is_sent():
 
 def test_a_conversation_is_saved_and_gone_on_with(tmp_path):
     file = tmp_path / "chat.json"
-    talk(Scripted([Piece("ü")]), "one", f"/save {file}")
-    answerer = Scripted([Piece("b")])
+    talk(Scripted([AnswerPiece("ü")]), "one", f"/save {file}")
+    answerer = Scripted([AnswerPiece("b")])
     shown = talk(answerer, f"/load {file}", "two", f"/load {tmp_path}/none", "/load")
     assert answerer.asked[0][0] == [("user", "one"), ("assistant", "ü"), ("user", "two")]
     assert ("2 messages" in shown, "No such file" in shown) == (True, True)
@@ -105,26 +107,28 @@ def test_a_conversation_is_saved_and_gone_on_with(tmp_path):
 
 
 def test_an_answer_that_fails_is_told_and_its_question_forgotten():
-    answerer = Scripted([Piece("half"), AnswerFailed("the engine failed")], [Piece("b")])
+    answerer = Scripted([AnswerPiece("half"), AnswerFailed("the engine failed")], [AnswerPiece("b")])
     shown = talk(answerer, "one", "two")
     assert "the engine failed" in shown
     assert [asked for asked, _ in answerer.asked][1] == [("user", "two")]
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_what_came():
-    answerer = Scripted([Piece("half"), KeyboardInterrupt()], [Piece("b")])
+    answerer = Scripted([AnswerPiece("half"), KeyboardInterrupt()], [AnswerPiece("b")])
     shown = talk(answerer, "one", "two")
     assert "(stopped)" in shown
     assert answerer.asked[1][0] == [("user", "one"), ("assistant", "half"), ("user", "two")]
 
 
 def test_the_tokens_of_a_stopped_answer_are_estimated_where_the_endpoint_has_not_counted_them():
-    answerer = Scripted([Piece("one "), Piece("two"), KeyboardInterrupt()])
+    answerer = Scripted([AnswerPiece("one "), AnswerPiece("two"), KeyboardInterrupt()])
     assert "about 2 tokens, 1.0 a second, the first after 1000 ms" in talk(answerer, "one")
 
 
 def test_reasoning_is_folded_into_a_line_and_not_sent_again():
-    answerer = Scripted([Piece(reasoning="hm "), Piece(reasoning="hm"), Piece("so")], [Piece("b")])
+    answerer = Scripted(
+        [AnswerPiece(reasoning="hm "), AnswerPiece(reasoning="hm"), AnswerPiece("so")], [AnswerPiece("b")]
+    )
     shown = talk(answerer, "one", "two", styled=True)
     assert "\r\x1b[K\x1b[2mthinking … 2 words\x1b[0m\r\x1b[K\x1b[2mthought in 2 words" in shown
     assert "hm" not in shown
@@ -132,7 +136,7 @@ def test_reasoning_is_folded_into_a_line_and_not_sent_again():
 
 
 def test_reasoning_is_shown_to_whoever_asks_for_it():
-    answerer = Scripted(*([Piece(reasoning="hm"), Piece("so")] for _ in range(3)))
+    answerer = Scripted(*([AnswerPiece(reasoning="hm"), AnswerPiece("so")] for _ in range(3)))
     shown = talk(
         answerer, "/reasoning", "one", "/reasoning", "/reasoning on", "two", "/reasoning off", "three", "/reasoning x"
     )
@@ -145,7 +149,7 @@ def test_reasoning_is_shown_to_whoever_asks_for_it():
 def test_a_file_goes_with_the_next_question_and_with_its_repetition(tmp_path):
     note = tmp_path / "note.txt"
     note.write_text("remember")
-    answerer = Scripted([Piece("a")], [Piece("b")], [Piece("c")])
+    answerer = Scripted([AnswerPiece("a")], [AnswerPiece("b")], [AnswerPiece("c")])
     shown = talk(
         answerer, f"/file {note}", "one", "/retry", "two", f"/file {tmp_path}/none", "/file", f"/file {__file__}c"
     )
@@ -157,7 +161,7 @@ def test_a_file_goes_with_the_next_question_and_with_its_repetition(tmp_path):
 
 def test_a_file_of_a_question_that_failed_goes_with_the_next(tmp_path):
     (tmp_path / "note.txt").write_text("remember")
-    answerer = Scripted([AnswerFailed("too long")], [Piece("b")])
+    answerer = Scripted([AnswerFailed("too long")], [AnswerPiece("b")])
     talk(answerer, f"/file {tmp_path}/note.txt", "one", "two")
     failed, next_one = (asked[-1][1] for asked, _ in answerer.asked)
     assert (failed[0], failed[1]["text"]) == (next_one[0], "one")
@@ -166,9 +170,9 @@ def test_a_file_of_a_question_that_failed_goes_with_the_next(tmp_path):
 
 def test_a_conversation_with_files_is_saved_and_loaded(tmp_path):
     (tmp_path / "a.png").write_bytes(b"png")
-    chat, saved = Chat(), tmp_path / "chat.json"
-    talk(Scripted([Piece("a")]), f"/file {tmp_path}/a.png", "one", f"/save {saved}", chat=chat)
-    again = Chat()
+    chat, saved = ChatSession(), tmp_path / "chat.json"
+    talk(Scripted([AnswerPiece("a")]), f"/file {tmp_path}/a.png", "one", f"/save {saved}", chat=chat)
+    again = ChatSession()
     again.load(saved.read_text())
     assert again.messages == chat.messages
     url = {"url": f"data:image/png;base64,{base64.b64encode(b'png').decode()}"}
@@ -242,7 +246,7 @@ def test_markdown_is_written_as_soon_as_it_is_known():
 def test_a_model_cannot_command_the_terminal():
     assert printable("a\tb\nc") == "a\tb\nc"
     assert printable("\x1b]0;title\x07 \x9b31m \r\x7f é 漢") == "�]0;title� �31m �� é 漢"
-    assert "\x1b[31m" not in talk(Scripted([Piece("\x1b[31m")]), "one")
+    assert "\x1b[31m" not in talk(Scripted([AnswerPiece("\x1b[31m")]), "one")
 
 
 class Terminal(io.StringIO):
@@ -358,7 +362,7 @@ def test_a_field_is_a_number(text):
 # --- endpoints ----------------------------------------------------------------------------------------------------
 
 
-async def pieces(answer) -> list[Piece]:
+async def pieces(answer) -> list[AnswerPiece]:
     return [piece async for piece in answer]
 
 

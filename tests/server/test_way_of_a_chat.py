@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 from server.api.openai.request_types import ChatRequest
-from server.generate.encode import Encoded
+from server.generate.encode import EncodedPrompts
 from server.generate.request import GenerateRequest
 
 SERVER = Path(__file__).parents[2] / "server"
@@ -26,7 +26,7 @@ FORMS = {
     GenerateRequest: "of_chat",
     list: "messages_json",
     tuple: "ChatTemplate.render_shielded",  # text, and the same with aliases for control tokens
-    Encoded: "_encode_chat",
+    EncodedPrompts: "_encode_chat",
 }
 
 

@@ -15,7 +15,7 @@ from runtime.models.spec.mlp import PlainMLP
 from runtime.models.spec.model import EncoderSpec, UnsupportedModel
 from runtime.models.spec.norm import LayerNorm
 from runtime.models.spec.sound import CONVOLUTIONS, KERNEL, SoundEncoderSpec
-from runtime.weights.rules import Kernel, Rule, merge, rename, transform, zeros
+from runtime.weights.rules import ConvolutionKernel, Rule, merge, rename, transform, zeros
 
 _MAX_LAYERS = 4096
 _NORM = LayerNorm(1e-5)
@@ -41,7 +41,7 @@ _ENCODER_RULES = (
     rename("model.encoder.layers", into="model.layers"),
     rename("model.encoder.embed_positions", into="model.embed_positions"),
     *(rename(name.replace("model", "model.encoder"), into=name) for name in CONVOLUTIONS),
-    *(transform(f"{name}.weight", Kernel(KERNEL)) for name in CONVOLUTIONS),
+    *(transform(f"{name}.weight", ConvolutionKernel(KERNEL)) for name in CONVOLUTIONS),
     *_IN_LAYERS,
 )
 _DECODER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")

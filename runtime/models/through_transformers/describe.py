@@ -27,7 +27,7 @@ from runtime.models.read.encoder import with_dimensions
 from runtime.models.read.hf_config import HfConfig
 from runtime.models.spec.model import UnsupportedModel
 from runtime.models.spec.pooler import POOLS_LAST
-from runtime.models.through_transformers.model import Head, paged_attention
+from runtime.models.through_transformers.model import TransformersHead, paged_attention
 from runtime.models.through_transformers.spec import AttentionCall, TransformersSpec
 
 _FAR = 1 << 24  # beyond any window
@@ -233,7 +233,7 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
     finally:
         _trace_under_way.reset(token)
     try:
-        Head(model, model.base_model_prefix).logits(hidden)
+        TransformersHead(model, model.base_model_prefix).logits(hidden)
     except Exception as error:
         log.debug("its head on its own", exc_info=error)
         raise UnsupportedModel("its logits cannot be computed apart from its layers") from error

@@ -94,7 +94,7 @@ class TransformersModel:
         linears_bytes = prepare_linears(causal, getattr(torch, linears))
         self.weights_bytes = linears_bytes + sum(parameter.nbytes for parameter in causal.parameters())
         self._base: nn.Module = getattr(causal, base)
-        self._head = Head(causal, base)
+        self._head = TransformersHead(causal, base)
         self.pooler = PoolerBlock(spec.pooler, None, getattr(torch, dtype))
         cos_sin = cos_sin_table(None, 1).to(device)  # the modules rotate queries and keys themselves
         self._layers = [_PagedLayer(call, cos_sin) for call in spec.calls]
@@ -135,7 +135,7 @@ class TransformersModel:
         return self._head.logits(replace(hidden, last_hidden_state=hidden.last_hidden_state[:, tokens]))
 
 
-class Head:
+class TransformersHead:
     """Head of `causal`, a causal model of transformers, applied to an earlier output of its base. Do not use `causal`
     afterwards."""
 

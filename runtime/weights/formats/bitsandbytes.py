@@ -31,7 +31,7 @@ _PARTS = {"scales": ".absmax", "nested": ".nested_absmax", "map": ".nested_quant
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Written(Coded):
+class BitsAndBytesInt8(Coded):
     """Int8 weight of bitsandbytes, with one scale per row."""
 
     def rows(self, role: str, span: Span) -> Span | None:
@@ -118,7 +118,7 @@ def _eight_bits(stored: StoredTensors) -> Iterator[Composite]:
         if dtype != "I8" or len(shape) != 2 or not name.endswith(".weight"):
             continue
         if stored.get(scales_name) == StoredTensor("F32", shape[:1]):
-            written = Int8Written(W8, shape[1], 1)
+            written = BitsAndBytesInt8(W8, shape[1], 1)
             yield Composite(name, shape, {"weight": name, "scales": scales_name}, written)
 
 

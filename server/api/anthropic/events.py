@@ -19,7 +19,7 @@ from server.api.anthropic.errors import error_body
 from server.api.anthropic.history import tool_use_id
 from server.api.frames import HOLE, AnswerFrames, around, check_not_aborted, named_event
 from server.generate.generation import Generation
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCallStart
 
 _DELTAS: dict[type[Struct], Any] = {
     api_types.TextContent: api_types.TextDelta(HOLE),
@@ -85,7 +85,7 @@ class MessageFrames(AnswerFrames):
                     yield from self._say(api_types.TextContent(""), text)
             case Reasoning(text):
                 yield from self._say(api_types.ThinkingContent("", ""), text if self._shows_thinking else "")
-            case ToolCall(_, name, id):
+            case ToolCallStart(_, name, id):
                 yield from self._close()
                 yield from self._open(api_types.ToolUseContent(tool_use_id(id or ""), name, {}))
             case ToolArguments(_, text):

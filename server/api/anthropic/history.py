@@ -23,7 +23,7 @@ from server.api.anthropic.blocks import (
     ToolUseBlock,
 )
 from server.api.anthropic.request_types import InputMessage
-from server.generate.request import Content, Message, PastCall
+from server.generate.request import ChatMessage, Content, PastToolCall
 from server.http.errors import InvalidRequest, clip
 from server.media.part import Base64, MediaPart, Url
 from server.models.prompt import ChatTemplate
@@ -49,7 +49,7 @@ def _call_id(id: str) -> str:
     return id.removeprefix(TOOL_PREFIX)
 
 
-def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[Message], list[str]]:
+def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[ChatMessage], list[str]]:
     """Return a list with the system message, or an empty one, and the names of dropped blocks.
 
     Claude Code's first block is a billing header that differs in every request. It is dropped so that prefixes can be
@@ -59,7 +59,7 @@ def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[Messa
     texts = [system] if isinstance(system, str) else [block.text for block in system]
     shown = [text for text in texts if not _is_billing(text)]
     left_out = [BILLING] if len(shown) < len(texts) else []
-    return ([Message(role="system", content=_content(shown))] if shown else []), left_out
+    return ([ChatMessage(role="system", content=_content(shown))] if shown else []), left_out
 
 
 def _is_billing(text: str) -> bool:
@@ -88,9 +88,9 @@ def _reminder(block: Block) -> Block:
     return TextBlock(text=f"<system-reminder>\n{block.text}\n</system-reminder>")
 
 
-def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[Message], list[str]]:
+def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[ChatMessage], list[str]]:
     """Return the chat messages, and the names of dropped blocks. Raises InvalidRequest."""
-    found: list[Message] = []
+    found: list[ChatMessage] = []
     left_out: list[str] = []
     called: set[str] = set()  # and not answered yet
     for role, turn in groupby(_spoken(messages), key=lambda message: message[1].role):
@@ -109,7 +109,7 @@ def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[Message], list
             found.append(_assistant_turn([block for block, _ in blocks]))
             called |= {block.id for block, _ in blocks if isinstance(block, ToolUseBlock)}
         else:
-            found.append(Message(role="system", content=_content(_pieces(blocks))))
+            found.append(ChatMessage(role="system", content=_content(_pieces(blocks))))
     _check_answered(called, len(messages) - 1)
     return found, left_out
 
@@ -156,14 +156,14 @@ def _check_answered(called: set[str], index: int) -> None:
         )
 
 
-def _user_turn(blocks: Iterable[_Placed]) -> Iterator[Message]:
+def _user_turn(blocks: Iterable[_Placed]) -> Iterator[ChatMessage]:
     for is_result, group in groupby(blocks, key=lambda placed: isinstance(placed[0], ToolResultBlock)):
         if not is_result:
-            yield Message(role="user", content=_content(_pieces(group)))
+            yield ChatMessage(role="user", content=_content(_pieces(group)))
             continue
         for block, place in group:
             if isinstance(block, ToolResultBlock):
-                yield Message(role="tool", content=_result(block, place), tool_call_id=_call_id(block.tool_use_id))
+                yield ChatMessage(role="tool", content=_result(block, place), tool_call_id=_call_id(block.tool_use_id))
 
 
 def _result(block: ToolResultBlock, place: str) -> Content:
@@ -209,13 +209,13 @@ def _document(block: DocumentBlock, place: str) -> list[str | MediaPart]:
     return [head, *inside] if head else inside
 
 
-def _assistant_turn(blocks: Sequence[Block]) -> Message:
+def _assistant_turn(blocks: Sequence[Block]) -> ChatMessage:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
     calls = [
-        PastCall(_call_id(block.id), block.name, block.input) for block in blocks if isinstance(block, ToolUseBlock)
+        PastToolCall(_call_id(block.id), block.name, block.input) for block in blocks if isinstance(block, ToolUseBlock)
     ]
-    return Message(
+    return ChatMessage(
         role="assistant",
         content=_content(texts) if texts or not calls else None,
         reasoning="\n".join(thoughts) or None,

@@ -19,7 +19,7 @@ from server.api.service import Service
 from server.generate.collect import collect_transcripts
 from server.generate.encode import chat_ids
 from server.generate.start import start
-from server.generate.transcript import Call, Part
+from server.generate.transcript import Part, TranscriptCall
 from server.http.answers import json_response
 from server.http.body import read_request
 from server.http.call import call_of, note_ignored, off_loop
@@ -75,7 +75,7 @@ def _block(part: Part, shows_thinking: bool) -> api_types.Content | None:
             return TextContent(text) if text else None
         case Reasoning(text):
             return ThinkingContent(text if shows_thinking else "")
-        case Call(id, name, arguments):
+        case TranscriptCall(id, name, arguments):
             return ToolUseContent(tool_use_id(id), name, encoded(arguments))  # checked as it was written
 
 

@@ -20,13 +20,13 @@ from server.api.anthropic.request_types import (
 )
 from server.generate.request import (
     Chat,
-    Function,
     GenerateRequest,
     OnlyFunction,
     OutputConstraint,
     Shown,
     Thinking,
     ToolChoice,
+    ToolFunction,
     json_schema,
     one_constraint,
 )
@@ -91,11 +91,11 @@ def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> Gener
     )
 
 
-def _function(tool: CustomTool) -> Function:
+def _function(tool: CustomTool) -> ToolFunction:
     parameters = tool.input_schema
     if tool.input_examples:
         parameters = {**parameters, "examples": tool.input_examples}  # where JSON Schema has them
-    return Function(tool.name, tool.description, parameters, bool(tool.strict))
+    return ToolFunction(tool.name, tool.description, parameters, bool(tool.strict))
 
 
 def _tool_choice(choice: AutoTool | AnyTool | OneTool | NoTool | None) -> ToolChoice | None:

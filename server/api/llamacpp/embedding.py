@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from server.api.frames import encoded
 from server.api.llamacpp import api_types, request_types
 from server.api.pooling.pooled import Parts, pooled_for, read, written
-from server.api.pooling.request import PoolingRequest, texts_of
+from server.api.pooling.request import PoolRequest, texts_of
 from server.api.pooling.vectors import json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Route
 from server.api.service import Service
@@ -22,9 +22,9 @@ async def embed(service: Service, http: Request) -> ASGIApp:
     field = "input" if given.content is None else "content"
     normalise = None if given.embd_normalize is None else given.embd_normalize == 2
 
-    def prepare() -> PoolingRequest:
+    def prepare() -> PoolRequest:
         params, prefix = served.params(served.task, use_activation=normalise), served.prompts.text(None, field)
-        return PoolingRequest(inputs=texts_of(getattr(given, field), field), params=params, field=field, prefix=prefix)
+        return PoolRequest(inputs=texts_of(getattr(given, field), field), params=params, field=field, prefix=prefix)
 
     request = await off_loop(http, prepare)
     _, results = await pooled_for(service, loaded, http, request, prefix="embd-")

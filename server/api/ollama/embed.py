@@ -13,7 +13,7 @@ from server.api.frames import HOLE, encoded
 from server.api.ollama import api_types, request_types
 from server.api.ollama.models import named
 from server.api.pooling.pooled import filled, pooled_for, written
-from server.api.pooling.request import PoolingRequest, Text, texts_of
+from server.api.pooling.request import PoolRequest, PoolText, texts_of
 from server.api.pooling.vectors import json_of
 from server.api.route import GENERATION_REFUSALS, JSON, route
 from server.api.service import Service
@@ -35,13 +35,11 @@ _Given = TypeVar("_Given", bound=request_types.OllamaEmbeddingFields)
 async def embed(service: Service, http: Request) -> ASGIApp:
     given, loaded, served = await _read(service, http, request_types.EMBED)
 
-    def prepare() -> PoolingRequest:
+    def prepare() -> PoolRequest:
         params = served.params("embed", dimensions=given.dimensions, use_activation=True)
         truncation = None if given.truncate is False else Truncation(-1, "right")
         prefix = served.prompts.text(None, "input")
-        return PoolingRequest(
-            inputs=texts_of(given.input, "input"), params=params, prefix=prefix, truncation=truncation
-        )
+        return PoolRequest(inputs=texts_of(given.input, "input"), params=params, prefix=prefix, truncation=truncation)
 
     request = await off_loop(http, prepare)
     begun_s = time.monotonic()
@@ -66,8 +64,8 @@ async def embed(service: Service, http: Request) -> ASGIApp:
 )  # fmt: skip
 async def embeddings(service: Service, http: Request) -> ASGIApp:
     given, loaded, served = await _read(service, http, request_types.EMBEDDINGS)
-    request = PoolingRequest(
-        inputs=[Text(given.prompt, Field("prompt"))],
+    request = PoolRequest(
+        inputs=[PoolText(given.prompt, Field("prompt"))],
         params=served.params("embed", use_activation=False),
         field="prompt",
         prefix=served.prompts.text(None, "prompt"),

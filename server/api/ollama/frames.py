@@ -24,9 +24,9 @@ from server.api.ollama.api_types import (
 from server.generate.generation import Generation
 from server.generate.logprobs import Style, chat_writer
 from server.generate.timings import Timings
-from server.generate.transcript import Call, Transcript
+from server.generate.transcript import Transcript, TranscriptCall
 from server.http.errors import ApiError
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCallStart
 
 NS = 1_000_000_000
 
@@ -34,26 +34,28 @@ NS = 1_000_000_000
 class Shape(Protocol):
     """Keys of text, reasoning and calls in an object: different for chats and completions."""
 
-    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer: ...
+    def piece(
+        self, model: str, text: str, *, thinking: str = "", calls: Sequence[TranscriptCall] = ()
+    ) -> OllamaAnswer: ...
 
 
 class ChatShape:
     def __init__(self) -> None:
         self._num_calls = 0
 
-    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer:
+    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[TranscriptCall] = ()) -> OllamaAnswer:
         called = list(map(self._call, calls)) or UNSET
         message = OllamaMessage(content=text, thinking=thinking or UNSET, tool_calls=called)
         return OllamaAnswer(model=model, created_at=_now(), message=message)
 
-    def _call(self, call: Call) -> OllamaToolCall:
+    def _call(self, call: TranscriptCall) -> OllamaToolCall:
         number, self._num_calls = self._num_calls, self._num_calls + 1
         # Checked as it was written, so it need not be read again.
         return OllamaToolCall(call.id, OllamaCalledFunction(number, call.name, encoded(call.arguments)))
 
 
 class GenerateShape:
-    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer:
+    def piece(self, model: str, text: str, *, thinking: str = "", calls: Sequence[TranscriptCall] = ()) -> OllamaAnswer:
         assert not calls, "there are no tools"
         return OllamaAnswer(model=model, created_at=_now(), response=text, thinking=thinking or UNSET)
 
@@ -99,7 +101,7 @@ class LineFrames(AnswerFrames):
         self._timings = timings
         wants_logprobs = generation.options.logprobs is not None
         self._write_logprobs = chat_writer(generation.tokenizer, Style()) if wants_logprobs else None
-        self._call: tuple[ToolCall, list[str]] | None = None  # that has begun, and its arguments so far
+        self._call: tuple[ToolCallStart, list[str]] | None = None  # that has begun, and its arguments so far
 
     def feed(self, outputs: Sequence[Output]) -> bytes:
         self._timings.note()
@@ -120,7 +122,7 @@ class LineFrames(AnswerFrames):
         for piece in pieces:
             yield encode(piece) + b"\n"
 
-    def _piece(self, text: str, *, thinking: str = "", calls: Sequence[Call] = ()) -> OllamaAnswer:
+    def _piece(self, text: str, *, thinking: str = "", calls: Sequence[TranscriptCall] = ()) -> OllamaAnswer:
         return self._shape.piece(self._model, text, thinking=thinking, calls=calls)
 
     def _pieces(self, event: Event) -> Iterator[OllamaAnswer]:
@@ -130,7 +132,7 @@ class LineFrames(AnswerFrames):
             case Malformed(_, text):
                 self._call = None
                 yield self._piece(text)
-            case ToolCall():
+            case ToolCallStart():
                 yield from self._whole_call()
                 self._call = event, []
             case Reasoning(text):
@@ -144,7 +146,7 @@ class LineFrames(AnswerFrames):
         if self._call is None:
             return []
         (begun, arguments), self._call = self._call, None
-        return [self._piece("", calls=[Call(begun.id or "", begun.name, "".join(arguments))])]
+        return [self._piece("", calls=[TranscriptCall(begun.id or "", begun.name, "".join(arguments))])]
 
 
 # --- errors -------------------------------------------------------------------------------------------------------

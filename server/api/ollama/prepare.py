@@ -8,17 +8,17 @@ from typing import Final, NamedTuple
 from server.api.ollama import request_types
 from server.generate.request import (
     Chat,
+    ChatMessage,
     Content,
-    Function,
     GenerateRequest,
     Infill,
-    Message,
     OutputConstraint,
-    PastCall,
+    PastToolCall,
     Prompt,
     Shown,
     Texts,
     Thinking,
+    ToolFunction,
     json_object,
     json_schema,
 )
@@ -67,9 +67,9 @@ def of_generate(given: request_types.OllamaGenerateRequest, loaded: LoadedModel)
     templated = bool(loaded.chat_template) and not given.raw and not given.suffix
     if templated:
         thinking = _thinking(given.think, loaded, with_tools=False)
-        system = [Message(role="system", content=given.system)] if given.system else []
+        system = [ChatMessage(role="system", content=given.system)] if given.system else []
         chat = Chat(
-            messages=[*system, Message(role="user", content=_content(prompt, given.images, "images"))],
+            messages=[*system, ChatMessage(role="user", content=_content(prompt, given.images, "images"))],
             template_kwargs=thinking.switches,
             reasoning_effort=thinking.effort,
         )
@@ -132,20 +132,22 @@ def _thinking(think: request_types.Think | None, loaded: LoadedModel, *, with_to
 # --- conversations ------------------------------------------------------------------------------------------------
 
 
-def _function(spec: request_types.DescribedFunction) -> Function:
-    return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
+def _function(spec: request_types.DescribedFunction) -> ToolFunction:
+    return ToolFunction(spec.name, spec.description, spec.parameters, bool(spec.strict))
 
 
-def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[Message]:
+def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[ChatMessage]:
     """Convert messages. A tool result is matched to a call by id or name, else to the first call without a result: older
     Ollama clients send no call ids, and chat templates need them."""
-    open_calls: list[PastCall] = []
-    found: list[Message] = []
+    open_calls: list[PastToolCall] = []
+    found: list[ChatMessage] = []
     num_calls = 0
     for index, message in enumerate(given):
         calls = []
         for call in message.tool_calls or []:
-            calls.append(PastCall(call.id or f"call{num_calls:05d}", call.function.name, call.function.arguments or {}))
+            calls.append(
+                PastToolCall(call.id or f"call{num_calls:05d}", call.function.name, call.function.arguments or {})
+            )
             num_calls += 1
         if message.role == "assistant":
             open_calls = list(calls)
@@ -153,7 +155,7 @@ def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[Message]:
         if answered in open_calls:
             open_calls.remove(answered)
         found.append(
-            Message(
+            ChatMessage(
                 role=message.role,
                 content=_content(message.content, message.images, f"messages[{index}].images")
                 if message.content or message.images or not calls
@@ -175,7 +177,9 @@ def _content(text: str | None, images: Sequence[str] | None, where: str) -> Cont
     return [*parts, *([text] if text else [])]
 
 
-def _answered(message: request_types.GivenMessage, open_calls: Sequence[PastCall], index: int) -> PastCall | None:
+def _answered(
+    message: request_types.GivenMessage, open_calls: Sequence[PastToolCall], index: int
+) -> PastToolCall | None:
     name = message.tool_name or message.name
     for call in open_calls:
         if call.id == message.tool_call_id or (message.tool_call_id is None and name in (None, call.name)):

@@ -22,7 +22,7 @@ from server.http.answers import json_response
 from server.http.body import read_query, read_request
 from server.http.call import call_of, note_ignored
 from server.http.errors import BatchesOff, InvalidRequest, clip
-from server.http.upload import Upload, read_upload
+from server.http.upload import FormUpload, read_upload
 
 MAX_FILENAME = 255
 BYTES = "application/octet-stream"
@@ -67,7 +67,9 @@ async def create_file(service: Service, http: Request) -> ASGIApp:
 
 
 @contextlib.asynccontextmanager
-async def _reading(files: FileStore, owner: str | None, http: Request, config: ServerConfig) -> AsyncIterator[Upload]:
+async def _reading(
+    files: FileStore, owner: str | None, http: Request, config: ServerConfig
+) -> AsyncIterator[FormUpload]:
     """Read an upload. Its size is reserved meanwhile, so that concurrent uploads cannot exceed the limits."""
     announced = http.headers.get("content-length", "")
     limit = config.max_batch_file_size

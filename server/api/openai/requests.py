@@ -12,18 +12,18 @@ from server.generate.beams import BeamParams
 from server.generate.custom_tools import arguments_of, custom_function
 from server.generate.request import (
     Chat,
+    ChatMessage,
     Embeds,
-    Function,
     GenerateRequest,
     Infill,
-    Message,
     OnlyFunction,
     OutputConstraint,
-    PastCall,
+    PastToolCall,
     Prompt,
     Shown,
     Texts,
     ToolChoice,
+    ToolFunction,
     Truncation,
     json_object,
     json_schema,
@@ -163,11 +163,11 @@ def _tag_of(structured: request_types.StructuralTagFormat) -> Mapping[str, Any]:
 # --- conversations ------------------------------------------------------------------------------------------------
 
 
-def _function(tool: conversation_types.Tool | conversation_types.CustomTool) -> Function:
+def _function(tool: conversation_types.Tool | conversation_types.CustomTool) -> ToolFunction:
     if isinstance(tool, conversation_types.CustomTool):
         return custom_function(tool.name, tool.custom.description, tool.grammar)
     spec = tool.function
-    return Function(spec.name, spec.description, spec.parameters, bool(spec.strict))
+    return ToolFunction(spec.name, spec.description, spec.parameters, bool(spec.strict))
 
 
 def _chosen(
@@ -202,11 +202,11 @@ def _named(
     return found
 
 
-def _messages(messages: Sequence[conversation_types.Message]) -> list[Message]:
+def _messages(messages: Sequence[conversation_types.Message]) -> list[ChatMessage]:
     return [_message(message, number) for number, message in enumerate(messages)]
 
 
-def _message(message: conversation_types.Message, number: int) -> Message:
+def _message(message: conversation_types.Message, number: int) -> ChatMessage:
     """Convert a message. Role "developer" becomes "system", and the older function fields become tool calls. A refusal
     without content becomes the content."""
     calls = list(map(_call, message.tool_calls or []))
@@ -216,7 +216,7 @@ def _message(message: conversation_types.Message, number: int) -> Message:
     if content is None and not calls:
         content = message.refusal
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    return Message(
+    return ChatMessage(
         role=_ROLES[message.role],
         content=_parts(content, f"messages[{number}].content") if isinstance(content, list) else content,
         name=message.name,
@@ -238,15 +238,15 @@ _ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
 }  # fmt: skip
 
 
-def _call(call: conversation_types.PastCall) -> PastCall:
+def _call(call: conversation_types.PastCall) -> PastToolCall:
     if call.custom is not None:
-        return PastCall(call.id, call.custom.name, arguments_of(call.custom.input))
+        return PastToolCall(call.id, call.custom.name, arguments_of(call.custom.input))
     assert call.function is not None, "the wire type has checked that it is one or the other"
     return _function_call(call.id, call.function)
 
 
-def _function_call(id: str, function: conversation_types.CalledFunction) -> PastCall:
-    return PastCall(id, function.name, function.arguments)
+def _function_call(id: str, function: conversation_types.CalledFunction) -> PastToolCall:
+    return PastToolCall(id, function.name, function.arguments)
 
 
 def _legacy_id(number: int) -> str:

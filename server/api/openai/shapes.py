@@ -13,9 +13,9 @@ from server.api.openai.request_types import ChatRequest
 from server.generate.custom_tools import InputReader, input_of
 from server.generate.generation import Choice
 from server.generate.logprobs import ChatWriter, CompletionWriter, Style, chat_writer, completion_writer
-from server.generate.transcript import Call, Transcript
+from server.generate.transcript import Transcript, TranscriptCall
 from server.models.tokenizer import Tokenizer
-from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolArguments, ToolCallStart
 
 
 class ResponseShape(Protocol):
@@ -98,7 +98,7 @@ class ChatShape:
                 return ChatDelta(content=text)
             case Reasoning(text):
                 return ChatDelta(reasoning=text, reasoning_content=text)
-            case ToolCall():
+            case ToolCallStart():
                 return ChatDelta(tool_calls=[*self._rest(choice), self._begun(choice, event)])
             case ToolArguments(index, text):
                 reader = self._readers.get(choice, {}).get(index)
@@ -109,8 +109,8 @@ class ChatShape:
                 read = reader.feed(text)
                 return ChatDelta(tool_calls=[_input_delta(index, read)]) if read else ChatDelta()
 
-    def _begun(self, choice: int, call: ToolCall) -> api_types.ToolCall:
-        begun = self._call(Call(call.id or "", call.name, ""))
+    def _begun(self, choice: int, call: ToolCallStart) -> api_types.ToolCall:
+        begun = self._call(TranscriptCall(call.id or "", call.name, ""))
         begun.index = call.index
         if begun.type == "custom":
             self._readers.setdefault(choice, {})[call.index] = InputReader()
@@ -134,7 +134,7 @@ class ChatShape:
             tool_calls=list(map(self._call, calls)) or UNSET,
         )
 
-    def _call(self, call: Call) -> api_types.ToolCall:
+    def _call(self, call: TranscriptCall) -> api_types.ToolCall:
         if call.name in self._custom_tools:
             custom = api_types.Custom(call.name, input_of(call.arguments) if call.arguments else "")
             return api_types.ToolCall(id=call.id, type="custom", custom=custom)

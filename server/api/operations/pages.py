@@ -54,8 +54,8 @@ async def document(service: Service, http: Request) -> Response:
 
 
 @cache
-def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> pages.File:
-    return pages.File.of("openapi.json", openapi.document(routes, user_key=user_key, admin_key=admin_key))
+def _document(routes: tuple[Route, ...], user_key: bool, admin_key: bool) -> pages.PageFile:
+    return pages.PageFile.of("openapi.json", openapi.document(routes, user_key=user_key, admin_key=admin_key))
 
 
 @route("GET", "/docs", "docsPage", "Pages", "This document as a page", {HTML: None})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from server.api.pooling.run import Pooled
+from server.api.pooling.run import PooledInput
 
 
 class CachedTokens(Struct):
@@ -24,7 +24,7 @@ class PoolingUsage(Struct):
     prompt_tokens_details: CachedTokens
 
     @classmethod
-    def of(cls, pooled: Sequence[Pooled]) -> PoolingUsage:
+    def of(cls, pooled: Sequence[PooledInput]) -> PoolingUsage:
         num_tokens = sum(each.num_tokens for each in pooled)
         cached = sum(each.num_cached_tokens for each in pooled)
         return cls(num_tokens, num_tokens, 0, CachedTokens(cached))

@@ -16,8 +16,8 @@ from runtime.api import PoolingTask
 from server.api.frames import HOLE, around
 from server.api.pooling import api_types
 from server.api.pooling.pooled import Parts, pooled_for, read, written
-from server.api.pooling.request import PoolingRequest, Text, check_count
-from server.api.pooling.run import Pooled
+from server.api.pooling.request import PoolRequest, PoolText, check_count
+from server.api.pooling.run import PooledInput
 from server.api.pooling.vectors import Write, base64_of, binary_of, int8_of, json_of, ubinary_of, uint8_of
 from server.api.route import GENERATION_REFUSALS, JSON, Route
 from server.api.service import Service
@@ -102,7 +102,7 @@ def _lines(given: MixedInput, where: str) -> str:
 WIRE: Wire[EmbedRequest] = Wire(EmbedRequest, {"images": ([],)})
 
 
-def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[PoolingRequest, bool]:
+def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[PoolRequest, bool]:
     """Convert a request. Also return False if `input_type` is given and has no effect. `context`: maximum tokens of a prompt.
 
     Raises InvalidRequest."""
@@ -125,8 +125,8 @@ def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[
     if given.truncate != "NONE":
         num_tokens = -1 if given.max_tokens is None else min(given.max_tokens, context)
         truncation = Truncation(num_tokens, "left" if given.truncate == "START" else "right")
-    request = PoolingRequest(
-        inputs=[Text(text, Field(f"{given.field}[{number}]")) for number, text in enumerate(texts)],
+    request = PoolRequest(
+        inputs=[PoolText(text, Field(f"{given.field}[{number}]")) for number, text in enumerate(texts)],
         params=params,
         prefix=prefix or "",
         field=given.field,
@@ -149,7 +149,7 @@ def _prefix(input_type: str | None, prompts: Prompts) -> str | None:
     return None
 
 
-def check_lengths(given: EmbedRequest, pooled: Sequence[Pooled]) -> None:
+def check_lengths(given: EmbedRequest, pooled: Sequence[PooledInput]) -> None:
     """Raise ContextLengthExceeded for a text longer than `max_tokens` if `truncate` is off."""
     if given.truncate != "NONE" or given.max_tokens is None:
         return
@@ -161,7 +161,7 @@ def check_lengths(given: EmbedRequest, pooled: Sequence[Pooled]) -> None:
             )
 
 
-def embed_parts(given: EmbedRequest, id: str, pooled: Sequence[Pooled], *, older: bool = False) -> Parts:
+def embed_parts(given: EmbedRequest, id: str, pooled: Sequence[PooledInput], *, older: bool = False) -> Parts:
     """Write the response in parts. `older`: without requested types, embeddings are a plain list of floats."""
     floats = older and given.embedding_types is None
     num_tokens = sum(each.num_tokens for each in pooled)
@@ -187,7 +187,7 @@ def embed_parts(given: EmbedRequest, id: str, pooled: Sequence[Pooled], *, older
     yield after, 0
 
 
-def _vectors(write: Write, pooled: Sequence[Pooled]) -> Parts:
+def _vectors(write: Write, pooled: Sequence[PooledInput]) -> Parts:
     yield b"[", 0
     for index, each in enumerate(pooled):
         written = write(each.numbers)

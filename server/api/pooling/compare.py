@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.api.pooling.request import PoolingRequest
-from server.api.pooling.run import Pooled
+from server.api.pooling.request import PoolRequest
+from server.api.pooling.run import PooledInput
 from server.api.pooling.vectors import as_array
 from server.http.call import Call
 from server.http.offload import Pieces
@@ -23,19 +23,19 @@ class Comparison:
     compared with all. `by_odds`: the score is the difference of a pair's "yes" and "no" logits."""
 
     scoring: Scoring
-    request: PoolingRequest
+    request: PoolRequest
     num_first: int
     num_second: int
     by_odds: bool = False
 
-    async def scores(self, call: Call, pooled: Sequence[Pooled]) -> list[float]:
+    async def scores(self, call: Call, pooled: Sequence[PooledInput]) -> list[float]:
         """Return one score per second text. `pooled`: results of the inputs of `request`, in order."""
         if self.scoring == "cross-encoder":
             return [each.numbers[-1] - (each.numbers[0] if self.by_odds else 0.0) for each in pooled]
         pairs = [(one.numbers, other.numbers) for one, other in self.sides(pooled)]
         return await call.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
 
-    def sides(self, pooled: Sequence[Pooled]) -> list[tuple[Pooled, ...]]:
+    def sides(self, pooled: Sequence[PooledInput]) -> list[tuple[PooledInput, ...]]:
         """Return the results behind each score: one of a pair, or two of separate texts."""
         if self.scoring == "cross-encoder":
             return [(each,) for each in pooled]

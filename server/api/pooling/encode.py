@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from server.api.pooling.request import Input, Pair, PoolingRequest, Text
+from server.api.pooling.request import Input, Pair, PoolRequest, PoolText
 from server.generate.encode import chat_ids, encode_pieces
 from server.generate.plain_prompts import CHARS_PER_PROMPT, TRUNCATE, check_ids
 from server.generate.request import Chat
@@ -24,7 +24,7 @@ from server.models.tokenizer import PIECE_CHARS
 BATCH = 64  # short texts that go to the tokenizer in one call
 
 
-class Encoded(NamedTuple):
+class EncodedInput(NamedTuple):
     """Encoded input. `token_type_ids`: None if all are 0."""
 
     ids: list[int]
@@ -34,14 +34,14 @@ class Encoded(NamedTuple):
 def cost_of(given: Input) -> int:
     """Return the cost of encoding `given`, in characters."""
     match given:
-        case Text(content=content):
+        case PoolText(content=content):
             return CHARS_PER_PROMPT + len(content)
         case Pair(first=first, second=second):
             return cost_of(first) + cost_of(second)
     return CHARS_PER_PROMPT
 
 
-def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
+def _limit(loaded: LoadedModel, request: PoolRequest) -> int:
     """Return the maximum tokens of a prompt. Raises InvalidRequest if the truncation exceeds the context."""
     context, truncation = loaded.engine.model.max_model_len, request.truncation
     if truncation is None or truncation.num_tokens == -1:
@@ -53,10 +53,10 @@ def _limit(loaded: LoadedModel, request: PoolingRequest) -> int:
     return truncation.num_tokens
 
 
-class Encoder:
+class InputEncoder:
     """Encoder of one request. A first text that many pairs share is tokenised once."""
 
-    def __init__(self, loaded: LoadedModel, request: PoolingRequest) -> None:
+    def __init__(self, loaded: LoadedModel, request: PoolRequest) -> None:
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
         self._framing = loaded.tokenizer.framing
@@ -65,15 +65,15 @@ class Encoder:
         self._context = loaded.engine.model.max_model_len
         self._limit = _limit(loaded, request)
         self._score_template = None if loaded.pooling is None else loaded.pooling.score_template
-        self._last_first: tuple[Text, list[int]] | None = None
+        self._last_first: tuple[PoolText, list[int]] | None = None
 
-    async def encoded(self, call: Call, inputs: Sequence[Input]) -> list[Encoded]:
+    async def encoded(self, call: Call, inputs: Sequence[Input]) -> list[EncodedInput]:
         """Return the ids of `inputs`, a consecutive part of the request's. Raises InvalidRequest."""
         if isinstance(inputs[0], Chat):
             return [await self._chat(call, inputs[0])]
         return await call.run_pieces(sum(map(cost_of, inputs)), self.pieces(inputs))
 
-    async def _chat(self, call: Call, chat: Chat) -> Encoded:
+    async def _chat(self, call: Call, chat: Chat) -> EncodedInput:
         if chat.media:
             part = chat.media[0]
             raise TextOnly(part.where, part.kind, param=part.where)
@@ -82,8 +82,8 @@ class Encoder:
             ids = self._cut(ids, self._limit)
         return self.checked(ids, Field("messages"))
 
-    def pieces(self, inputs: Sequence[Input]) -> Pieces[list[Encoded]]:
-        found: list[Encoded] = []
+    def pieces(self, inputs: Sequence[Input]) -> Pieces[list[EncodedInput]]:
+        found: list[EncodedInput] = []
         since_rest = 0
         while len(found) < len(inputs):
             batch = self._batch(inputs, len(found))
@@ -99,29 +99,29 @@ class Encoder:
                 yield
         return found
 
-    def _batch(self, inputs: Sequence[Input], start: int) -> list[Text]:
+    def _batch(self, inputs: Sequence[Input], start: int) -> list[PoolText]:
         """Return the texts from `start` on that can be encoded in one call: short and not truncated."""
-        found: list[Text] = []
+        found: list[PoolText] = []
         num_chars = 0
         for given in inputs[start : start + BATCH]:
-            whole = isinstance(given, Text) and isinstance(given.content, str) and given.max_tokens is None
+            whole = isinstance(given, PoolText) and isinstance(given.content, str) and given.max_tokens is None
             num_chars += cost_of(given)
             if not whole or self._request.truncation is not None or num_chars > PIECE_CHARS:
                 break
-            assert isinstance(given, Text)
+            assert isinstance(given, PoolText)
             found.append(given)
         return found
 
-    def _together(self, texts: Sequence[Text]) -> list[Encoded]:
+    def _together(self, texts: Sequence[PoolText]) -> list[EncodedInput]:
         prefix, special = self._request.prefix, self._request.add_special_tokens
         contents = [prefix + text.content for text in texts if isinstance(text.content, str)]
         ids = self._tokenizer.encode_batch(contents, special, self._plain)
         return [self.checked(each, text.name) for each, text in zip(ids, texts, strict=True)]
 
-    def _one(self, given: Input) -> Pieces[Encoded]:
+    def _one(self, given: Input) -> Pieces[EncodedInput]:
         if isinstance(given, Pair):
             return (yield from self._pair(given))
-        assert isinstance(given, Text), "a conversation is alone"
+        assert isinstance(given, PoolText), "a conversation is alone"
         if isinstance(given.content, list):
             yield from check_ids(given.content, self._loaded.engine.model.vocab_size, given.name)
             ids = given.content if given.max_tokens is None else self._cut(given.content, given.max_tokens)
@@ -137,7 +137,7 @@ class Encoder:
             ids = self._cut(ids, self._room(self._framing.num_single))
         return self.checked(self._framing.framed(ids), given.name)
 
-    def _pair(self, pair: Pair) -> Pieces[Encoded]:
+    def _pair(self, pair: Pair) -> Pieces[EncodedInput]:
         if self._score_template is not None:
             return (yield from self._templated(pair, self._score_template))
         first = yield from self._first(pair, self._request.prefix)
@@ -149,7 +149,7 @@ class Encoder:
         known = self._loaded.engine.model.pooler.num_token_types > 1
         return self.checked(ids, pair.name)._replace(token_type_ids=types if known else None)
 
-    def _templated(self, pair: Pair, template: ScoreTemplate) -> Pieces[Encoded]:
+    def _templated(self, pair: Pair, template: ScoreTemplate) -> Pieces[EncodedInput]:
         """Encode a pair in the model's prompt. Only the two texts are truncated, never the prompt around them."""
         cuts = self._request.truncation is not None
         first, second = str(pair.first.content), str(pair.second.content)
@@ -197,7 +197,7 @@ class Encoder:
             self._last_first = pair.first, (yield from self._content(pair.first, prefix))
         return self._last_first[1]
 
-    def _content(self, text: Text, prefix: str) -> Pieces[list[int]]:
+    def _content(self, text: PoolText, prefix: str) -> Pieces[list[int]]:
         """Return the ids of a text without special tokens, truncated to its own limit."""
         if isinstance(text.content, list):
             yield from check_ids(text.content, self._loaded.engine.model.vocab_size, text.name)
@@ -207,7 +207,7 @@ class Encoder:
             ids = yield from self._ids(text, prefix + text.content, special=False, fits=not is_cut)
         return ids if text.max_tokens is None else self._cut(ids, text.max_tokens)
 
-    def _ids(self, text: Text, content: str, *, special: bool, fits: bool) -> Pieces[list[int]]:
+    def _ids(self, text: PoolText, content: str, *, special: bool, fits: bool) -> Pieces[list[int]]:
         return (
             yield from encode_pieces(
                 self._loaded, content, add_special_tokens=special, param=text.name, fits=fits, plain=self._plain
@@ -239,7 +239,7 @@ class Encoder:
             )
         return self._limit - num_around
 
-    def checked(self, ids: list[int], name: Field) -> Encoded:
+    def checked(self, ids: list[int], name: Field) -> EncodedInput:
         """Wrap `ids`. Raises InvalidRequest for an empty prompt, ContextLengthExceeded for one that is too long."""
         if not ids:
             raise InvalidRequest(name, " is empty: at least one token is required", param=name)
@@ -248,4 +248,4 @@ class Encoder:
                 f"This model's maximum context length is {self._context} tokens, but ", name, f" has {len(ids)} tokens. ",
                 "Shorten it, or set truncate_prompt_tokens to cut it", param=name,
             )  # fmt: skip
-        return Encoded(ids)
+        return EncodedInput(ids)

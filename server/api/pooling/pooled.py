@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from server.api.frames import HOLE, around
 from server.api.pooling.api_types import Listed, PoolingUsage, Ranked, RankedDocument
-from server.api.pooling.request import PoolingRequest
-from server.api.pooling.run import Pooled, pooled
+from server.api.pooling.request import PoolRequest
+from server.api.pooling.run import PooledInput, pooled
 from server.api.pooling.vectors import chunks
 from server.api.service import Service
 from server.http.answers import ChunkedJson
@@ -39,8 +39,8 @@ async def read(service: Service, http: Request, wire: Wire[T]) -> tuple[T, Loade
 
 
 async def pooled_for(
-    service: Service, loaded: LoadedModel, http: Request, request: PoolingRequest, *, prefix: str
-) -> tuple[str, list[Pooled]]:
+    service: Service, loaded: LoadedModel, http: Request, request: PoolRequest, *, prefix: str
+) -> tuple[str, list[PooledInput]]:
     """Return the response id, which begins with `prefix`, and the pooled inputs of `request`.
 
     Raises ApiError, EngineError, EngineFailed, and ClientLeft if the client has left."""
@@ -49,7 +49,7 @@ async def pooled_for(
     return id, await while_waited_for(http.receive, work)
 
 
-async def written(call: Call, parts: Parts, results: Sequence[Pooled], num_kinds: int = 1) -> ASGIApp:
+async def written(call: Call, parts: Parts, results: Sequence[PooledInput], num_kinds: int = 1) -> ASGIApp:
     """Return a response of `parts`, encoded off the loop if `results` have many numbers. `num_kinds`: encodings of each
     number."""
     num_numbers = num_kinds * sum(each.numbers.nbytes // 4 for each in results)
@@ -58,7 +58,7 @@ async def written(call: Call, parts: Parts, results: Sequence[Pooled], num_kinds
 
 
 async def listed(
-    call: Call, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[Pooled]
+    call: Call, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[PooledInput]
 ) -> ASGIApp:  # fmt: skip
     """Return a list response of `kind`. `items`: each entry with the number of floats in it. `results`: for the usage."""
     hole: Any = HOLE

@@ -10,7 +10,7 @@ from server.api.openai import requests
 from server.api.openai.request_types import TokenizeRequest
 from server.api.pooling import request_types
 from server.api.pooling.compare import Comparison
-from server.api.pooling.request import Input, Pair, PoolingRequest, Text, check_count, texts_of
+from server.api.pooling.request import Input, Pair, PoolRequest, PoolText, check_count, texts_of
 from server.generate.request import Chat, Truncation
 from server.http.errors import Field, InvalidRequest
 from server.models.pooling import ServedPooling
@@ -18,17 +18,17 @@ from server.models.pooling import ServedPooling
 NamedText = tuple[str, str]  # a text, and its field
 
 
-def of_embeddings(given: request_types.EmbeddingsRequest, served: ServedPooling, task: PoolingTask) -> PoolingRequest:
+def of_embeddings(given: request_types.EmbeddingsRequest, served: ServedPooling, task: PoolingTask) -> PoolRequest:
     """Convert a request. Raises InvalidRequest if the model lacks the task or fields contradict each other."""
     params = served.params(task, dimensions=given.dimensions, use_activation=given.use_activation)
     prefix = served.prompts.text(given.prompt_name, "prompt_name")
-    return PoolingRequest(inputs=_inputs(given), params=params, prefix=prefix, **_shared(given), **_special(given))
+    return PoolRequest(inputs=_inputs(given), params=params, prefix=prefix, **_shared(given), **_special(given))
 
 
-def of_classify(given: request_types.ClassifyRequest, served: ServedPooling) -> PoolingRequest:
+def of_classify(given: request_types.ClassifyRequest, served: ServedPooling) -> PoolRequest:
     """Convert a classification request. Raises InvalidRequest."""
     params = served.params("classify", use_activation=given.use_activation)
-    return PoolingRequest(inputs=_inputs(given), params=params, **_shared(given), **_special(given))
+    return PoolRequest(inputs=_inputs(given), params=params, **_shared(given), **_special(given))
 
 
 def of_score(given: request_types.ScoreRequest, served: ServedPooling) -> Comparison:
@@ -57,8 +57,8 @@ def _compared(
 ) -> Comparison:  # fmt: skip
     scoring = served.scoring
     params = served.params(served.task, use_activation=given.use_activation)
-    firsts = [Text(text, Field(name), given.max_tokens_per_query or None) for text, name in first]
-    seconds = [Text(text, Field(name), given.max_tokens_per_doc or None) for text, name in second]
+    firsts = [PoolText(text, Field(name), given.max_tokens_per_query or None) for text, name in first]
+    seconds = [PoolText(text, Field(name), given.max_tokens_per_doc or None) for text, name in second]
     inputs: list[Input] = [*firsts, *seconds]
     if scoring == "cross-encoder":
         each_with = firsts * len(seconds) if len(firsts) == 1 else firsts
@@ -66,7 +66,7 @@ def _compared(
     shared = _shared(given)
     if cut and shared["truncation"] is None:
         shared["truncation"] = Truncation(-1, "right")
-    request = PoolingRequest(
+    request = PoolRequest(
         inputs=inputs, params=params, field=_stem(second[0][1]), instruction=served.instruction(given.instruction), **shared
     )  # fmt: skip
     by_odds = scoring == "cross-encoder" and len(params.label_token_ids) == 2 and params.use_activation is False

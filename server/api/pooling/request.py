@@ -16,7 +16,7 @@ MAX_INPUTS = 1 << 14
 MAX_NUMBERS = 1 << 24  # float32 in one answer: 64 MiB, and some 180 MB as JSON
 
 
-class Text(Struct, frozen=True):
+class PoolText(Struct, frozen=True):
     """Text, or its token ids. `max_tokens`: limit for truncation, without special tokens of the tokenizer."""
 
     content: str | list[int]
@@ -27,18 +27,18 @@ class Text(Struct, frozen=True):
 class Pair(Struct, frozen=True):
     """Two texts in one prompt, as a cross-encoder reads them."""
 
-    first: Text
-    second: Text
+    first: PoolText
+    second: PoolText
 
     @property
     def name(self) -> Field:
         return self.second.name
 
 
-Input = Text | Pair | Chat
+Input = PoolText | Pair | Chat
 
 
-class PoolingRequest(Struct, frozen=True, kw_only=True):
+class PoolRequest(Struct, frozen=True, kw_only=True):
     """Pooling request of any API. `inputs`: each becomes one result. `params`: of all, without token types. `field`: named
     by errors about all. `prefix`: placed before each text. `allow_special_tokens` False: special tokens in texts are text.
     `truncation` None: long inputs are refused; -1 keeps the context's tokens. `instruction`: for a score template."""
@@ -56,18 +56,20 @@ class PoolingRequest(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
-def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[Text]:
+def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[PoolText]:
     """Return the texts of field `name`, which has a text, a list of texts, token ids, or lists of these. Raises
     InvalidRequest."""
     if isinstance(content, str):
-        return [Text(content, Field(name))]
+        return [PoolText(content, Field(name))]
     kinds = {type(item) for item in content}
     if len(kinds) > 1:
         raise InvalidRequest(f"{name} mixes texts and token ids", param=name)
     if kinds == {int}:
-        return [Text([item for item in content if isinstance(item, int)], Field(name))]
+        return [PoolText([item for item in content if isinstance(item, int)], Field(name))]
     check_count(len(content), name)
-    return [Text(item, Field(f"{name}[{number}]")) for number, item in enumerate(content) if not isinstance(item, int)]
+    return [
+        PoolText(item, Field(f"{name}[{number}]")) for number, item in enumerate(content) if not isinstance(item, int)
+    ]
 
 
 def check_count(num: int, name: str) -> None:

@@ -15,7 +15,7 @@ from server.api.frames import encoded
 from server.api.pooling import api_types, request_types
 from server.api.pooling.pooled import listed, pooled_for, ranked, read
 from server.api.pooling.prepare import of_classify, of_embeddings, of_rerank, of_score
-from server.api.pooling.run import Pooled
+from server.api.pooling.run import PooledInput
 from server.api.pooling.vectors import as_array, base64_of, json_of
 from server.api.route import GENERATION_REFUSALS, JSON, Route, route
 from server.api.service import Service
@@ -26,7 +26,7 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 
 
 def _items(
-    item: Callable[[int, Any], Struct], results: Sequence[Pooled], encoding_format: str | None
+    item: Callable[[int, Any], Struct], results: Sequence[PooledInput], encoding_format: str | None
 ) -> Iterator[tuple[Struct, int]]:
     """Yield, for each result, the object that `item` makes of index and encoded numbers, with the count of numbers."""
     write = base64_of if encoding_format == "base64" else json_of

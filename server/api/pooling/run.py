@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from runtime import api
 from runtime.api import FinishReason, TokenStream
-from server.api.pooling.encode import Encoded, Encoder, cost_of
-from server.api.pooling.request import MAX_NUMBERS, PoolingRequest
+from server.api.pooling.encode import EncodedInput, InputEncoder, cost_of
+from server.api.pooling.request import MAX_NUMBERS, PoolRequest
 from server.config.server_config import ServerConfig
 from server.generate.generation import FAILED, failure_of
 from server.generate.plain_prompts import all_prepared
@@ -29,7 +29,7 @@ SPAN_INPUTS = 32
 SPAN_CHARS = 16_384  # some 4 thousand tokens
 
 
-class Pooled(NamedTuple):
+class PooledInput(NamedTuple):
     """Result of one input: float32 numbers in the task's shape. `id`: of the engine's request. `prompt_ids`: None unless
     requested."""
 
@@ -44,13 +44,13 @@ async def pooled(
     config: ServerConfig,
     call: Call,
     loaded: LoadedModel,
-    request: PoolingRequest,
+    request: PoolRequest,
     *,
     id: str,
-    note: Callable[[Pooled], object] = lambda result: None,
+    note: Callable[[PooledInput], object] = lambda result: None,
     max_numbers: int | None = None,
     with_ids: bool = False,
-) -> list[Pooled]:
+) -> list[PooledInput]:
     """Pool all inputs and return the results in order. `note` is called with each as it comes. `max_numbers`: of all together,
     MAX_NUMBERS by default. `with_ids`: keep `prompt_ids`.
 
@@ -61,8 +61,8 @@ async def pooled(
 
 class _Run:
     def __init__(
-        self, config: ServerConfig, call: Call, loaded: LoadedModel, request: PoolingRequest, id: str,
-        note: Callable[[Pooled], object], max_numbers: int | None, *, with_ids: bool,
+        self, config: ServerConfig, call: Call, loaded: LoadedModel, request: PoolRequest, id: str,
+        note: Callable[[PooledInput], object], max_numbers: int | None, *, with_ids: bool,
     ) -> None:  # fmt: skip
         self._terms = Terms.of(
             config, call, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
@@ -71,20 +71,20 @@ class _Run:
         self._loaded = loaded
         self._served = loaded.require_pooling(request.params.task)
         self._request = request
-        self._encoder = Encoder(loaded, request)
+        self._encoder = InputEncoder(loaded, request)
         self._with_ids = with_ids
         self._id = id
         # All lanes together stay within what one client may have.
         at_once = min(LANES * SPAN_INPUTS, config.max_num_seqs_per_key or LANES * SPAN_INPUTS)
         self._num_lanes = min(LANES, at_once)
         self._span_inputs = at_once // self._num_lanes
-        self._found: list[Pooled | None] = [None] * len(request.inputs)
+        self._found: list[PooledInput | None] = [None] * len(request.inputs)
         self._note = note
         self._max_numbers = MAX_NUMBERS if max_numbers is None else max_numbers
         self._num_numbers = 0
         self._is_admitted = False
 
-    async def results(self) -> list[Pooled]:
+    async def results(self) -> list[PooledInput]:
         await self._loaded.enter(self._call, self._terms.deadline_s)
         spans = self._spans()
         first = next(spans)
@@ -122,7 +122,7 @@ class _Run:
                 for output in outputs:
                     self._settle(span[output.index], requests[output.index], output)
 
-    def _count(self, prompts: Sequence[Encoded]) -> None:
+    def _count(self, prompts: Sequence[EncodedInput]) -> None:
         """Add up the numbers of the response. Raises InvalidRequest above the maximum."""
         params = self._request.params
         self._num_numbers += sum(self._served.num_numbers(params, len(prompt.ids)) for prompt in prompts)
@@ -132,7 +132,7 @@ class _Run:
                 param=self._request.field,
             )
 
-    async def _engine_request(self, number: int, prompt: Encoded) -> api.Request:
+    async def _engine_request(self, number: int, prompt: EncodedInput) -> api.Request:
         params, types = self._request.params, prompt.token_type_ids
         (prepared,) = await all_prepared(self._loaded, self._call, [prompt.ids], self._terms.cache_salt)
         params = params if types is None else replace(params, token_type_ids=types)
@@ -153,6 +153,8 @@ class _Run:
             raise Aborted
         assert output.pooled is not None, "a pooled request ends with its numbers"
         ids = request.prompt_ids
-        found = Pooled(request.id, output.pooled, len(ids), output.num_cached_tokens, ids if self._with_ids else ())
+        found = PooledInput(
+            request.id, output.pooled, len(ids), output.num_cached_tokens, ids if self._with_ids else ()
+        )
         self._found[number] = found
         self._note(found)

@@ -26,7 +26,7 @@ from server.generate.generation import Generation
 from server.generate.logprobs import chat_writer
 from server.http.errors import Aborted, ApiError, InvalidRequest
 from server.http.sse import Frames
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCallStart
 
 logger = logging.getLogger("oneloop.http")
 
@@ -40,7 +40,7 @@ NewItem = TypeVar("NewItem", bound=OpenItem)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseStart:
     """Start of a response. `response`: without output. `tools`: by function name. `seals_reasoning`: also send reasoning
     encoded."""
 
@@ -50,7 +50,7 @@ class Head:
 
 
 class ResponseEvents:
-    def __init__(self, head: Head, generation: Generation, *, in_background: bool) -> None:
+    def __init__(self, head: ResponseStart, generation: Generation, *, in_background: bool) -> None:
         self.status: Status = "queued" if in_background else "in_progress"
         self._head = head
         self._generation = generation
@@ -157,7 +157,7 @@ class ResponseEvents:
                 if not isinstance(self._item, ReasoningItem):
                     self._item = self._open(ReasoningItem(is_sealed=self._head.seals_reasoning))
                 self._add(self._item.add(text))
-            case ToolCall(_, name, id):
+            case ToolCallStart(_, name, id):
                 self._open_call(id or "", name)
             case ToolArguments(_, text):
                 assert isinstance(self._item, CallItem), "a call is whole before the next one begins"

@@ -18,7 +18,7 @@ from server.api.responses.input_items import (
 )
 from server.api.responses.tools import function_name
 from server.generate.custom_tools import arguments_of
-from server.generate.request import Content, Message, PastCall
+from server.generate.request import ChatMessage, Content, PastToolCall
 from server.media.part import MediaPart
 from server.models.prompt import ChatTemplate
 
@@ -31,24 +31,24 @@ _TWO_HEADS = (
 )  # fmt: skip
 
 
-def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMessage]:
     """Convert items to messages. `instructions` come first, and replace those of earlier responses."""
-    made = [] if instructions is None else [Message(role="system", content=instructions)]
-    turn: Message | None = None  # the assistant's, as long as nobody else speaks
+    made = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
+    turn: ChatMessage | None = None  # the assistant's, as long as nobody else speaks
     for item in items:
         if isinstance(item, AnyCallOutput):
             turn = None
-            made.append(Message(role="tool", content=_content(item.pieces), tool_call_id=item.call_id))
+            made.append(ChatMessage(role="tool", content=_content(item.pieces), tool_call_id=item.call_id))
         elif isinstance(item, InputMessage) and item.role != "assistant":
             turn = None
             role: Literal["system", "user"] = "user" if item.role == "user" else "system"
-            made.append(Message(role=role, content=_content(item.pieces)))
+            made.append(ChatMessage(role=role, content=_content(item.pieces)))
         elif isinstance(item, CompactionItem):
             turn = None
-            made.append(Message(role="user", content=SUMMARY + item.text))
+            made.append(ChatMessage(role="user", content=SUMMARY + item.text))
         elif not (isinstance(item, AnyCall) and item.is_broken):
             if turn is None or (turn.content and not turn.tool_calls and not isinstance(item, AnyCall)):
-                turn = Message(role="assistant", content="")
+                turn = ChatMessage(role="assistant", content="")
                 made.append(turn)
             _add(turn, item)
     for message in made:
@@ -57,7 +57,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message
     return made
 
 
-def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Message]:
+def with_one_head(messages: list[ChatMessage], template: ChatTemplate) -> list[ChatMessage]:
     """Merge instructions and the following system messages, if the template accepts only one."""
     size = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
     if size < 2 or template.writes(_PROBE, _TWO_HEADS):
@@ -66,28 +66,28 @@ def with_one_head(messages: list[Message], template: ChatTemplate) -> list[Messa
     for message in messages[:size]:
         assert message.content is not None, "a system message has nothing else"
         parts += _texts(message)
-    return [Message(role="system", content=JOINT.join(parts)), *messages[size:]]
+    return [ChatMessage(role="system", content=JOINT.join(parts)), *messages[size:]]
 
 
-def with_joint_turns(messages: list[Message], template: ChatTemplate) -> list[Message]:
+def with_joint_turns(messages: list[ChatMessage], template: ChatTemplate) -> list[ChatMessage]:
     """Merge consecutive user messages, if the template requires alternating turns."""
     if not any(a.role == b.role == "user" for a, b in pairwise(messages)) or template.writes(_PROBE, _TWO_USERS):
         return messages
-    joint: list[Message] = []
+    joint: list[ChatMessage] = []
     for message in messages:
         if joint and message.role == joint[-1].role == "user":
-            joint[-1] = Message(role="user", content=_joined([*_parts(joint[-1]), *_parts(message)]))
+            joint[-1] = ChatMessage(role="user", content=_joined([*_parts(joint[-1]), *_parts(message)]))
         else:
             joint.append(message)
     return joint
 
 
-def _parts(message: Message) -> list[str | MediaPart]:
+def _parts(message: ChatMessage) -> list[str | MediaPart]:
     content = message.content or ""
     return [content] if isinstance(content, str) else content
 
 
-def _texts(message: Message) -> list[str]:
+def _texts(message: ChatMessage) -> list[str]:
     return [part for part in _parts(message) if isinstance(part, str)]
 
 
@@ -101,15 +101,15 @@ def _content(pieces: list[str | MediaPart]) -> Content:
     return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], str) else pieces
 
 
-def _add(turn: Message, item: Item) -> None:
+def _add(turn: ChatMessage, item: Item) -> None:
     match item:
         case ReasoningItem():
             turn.reasoning = JOINT.join(filter(None, (turn.reasoning, item.text)))
         case FunctionCall():
-            call = PastCall(item.call_id, function_name(item.name, item.namespace), item.arguments)
+            call = PastToolCall(item.call_id, function_name(item.name, item.namespace), item.arguments)
             turn.tool_calls = [*turn.tool_calls, call]
         case CustomToolCall():
-            call = PastCall(item.call_id, function_name(item.name, item.namespace), arguments_of(item.input))
+            call = PastToolCall(item.call_id, function_name(item.name, item.namespace), arguments_of(item.input))
             turn.tool_calls = [*turn.tool_calls, call]
         case InputMessage():
             assert isinstance(turn.content, str), "it was made here"

@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from server.api.response_store import Caller, Entry, ResponseStore, StoredItem
 from server.api.responses import input_items
 from server.api.responses.api_types import Response
-from server.api.responses.events import Head, ResponseEvents
+from server.api.responses.events import ResponseEvents, ResponseStart
 from server.api.responses.input_items import InputMessage, Item, ItemReference, new_id
 from server.api.responses.messages import messages_of, with_joint_turns, with_one_head
 from server.api.responses.request_types import CountRequest, FormatSchema, ResponsesRequest
@@ -27,8 +27,8 @@ from server.generate.encode import chat_ids
 from server.generate.generation import Generation
 from server.generate.request import (
     Chat,
+    ChatMessage,
     GenerateRequest,
-    Message,
     OutputConstraint,
     Shown,
     json_object,
@@ -109,7 +109,7 @@ async def prepare(
     note_ignored(http, [*asked.ignored, *map(NAMES.name_of, ignored)], service.config)
 
     made = Response.of(id, int(time.time()), wire, asked.tools, generation, model=loaded.name, stored=is_stored)
-    head = Head(made, asked.tools.by_function, wire.wants_sealed_reasoning)
+    head = ResponseStart(made, asked.tools.by_function, wire.wants_sealed_reasoning)
     response_events = ResponseEvents(head, generation, in_background=bool(wire.background))
     entry = None
     if is_stored:
@@ -223,7 +223,7 @@ NAMES: Final = FieldNames(
 )
 
 
-def generate_request(wire: ResponsesRequest, messages: list[Message], tools: Tools) -> GenerateRequest:
+def generate_request(wire: ResponsesRequest, messages: list[ChatMessage], tools: Tools) -> GenerateRequest:
     """Return the core's request. Raises InvalidRequest for fields that contradict each other."""
     with NAMES.spoken():
         chat = Chat(

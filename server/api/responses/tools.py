@@ -22,7 +22,7 @@ from server.api.responses.request_types import (
     ThisTool,
 )
 from server.generate.custom_tools import custom_function
-from server.generate.request import Function, OnlyFunction, ToolChoice
+from server.generate.request import OnlyFunction, ToolChoice, ToolFunction
 from server.http.errors import InvalidRequest, UnsupportedParameter, clip
 from server.http.schema import MAX_TOOLS, Json, refusal_of
 
@@ -39,7 +39,7 @@ T = TypeVar("T", bound="FunctionTool | CustomTool | NamespaceTool")
 class Tool:
     """Tool. `name`, `namespace`: the client's; `function`: the model's."""
 
-    function: Function
+    function: ToolFunction
     name: str
     namespace: str | None = None
     is_custom: bool = False
@@ -59,7 +59,7 @@ class Tools:
         object.__setattr__(self, "by_function", {tool.function.name: tool for tool in self.tools})
 
     @property
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[ToolFunction]:
         return [tool.function for tool in self.tools]
 
 
@@ -130,7 +130,7 @@ def _tool(
     if isinstance(tool, FunctionTool):
         if tool.output_schema is not None:
             unread.append("tools.output_schema")
-        function = Function(name, description or None, tool.parameters, bool(tool.strict))
+        function = ToolFunction(name, description or None, tool.parameters, bool(tool.strict))
         return Tool(function, tool.name, namespace)
     grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
     return Tool(custom_function(name, description, grammar), tool.name, namespace, is_custom=True)

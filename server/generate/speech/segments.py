@@ -8,7 +8,7 @@ from typing import NamedTuple
 from server.models.speech import TIMESTAMP_S
 
 
-class Piece(NamedTuple):
+class SegmentPiece(NamedTuple):
     """Tokens of a segment, timestamps included, from `start` to `end` seconds of its window."""
 
     start: float
@@ -18,7 +18,7 @@ class Piece(NamedTuple):
 
 def split(
     ids: Sequence[int], timestamp_begin: int, num_frames: int, frames_per_timestamp: int = 2
-) -> tuple[list[Piece], int]:
+) -> tuple[list[SegmentPiece], int]:
     """Return the segments of a window, and the number of its frames that they cover: the next window begins behind them.
 
     `ids`: what was drawn for the window, without the end. `num_frames`: frames of sound in the window. Two timestamps side by side
@@ -36,17 +36,17 @@ def split(
         last = num_frames // frames_per_timestamp
         if stamps and stamps[-1] != timestamp_begin:
             last = stamps[-1] - timestamp_begin
-        return [Piece(0.0, last * TIMESTAMP_S, ids)], num_frames
+        return [SegmentPiece(0.0, last * TIMESTAMP_S, ids)], num_frames
     if ends_once:
         places.append(len(ids))
     else:
         places[-1] += 1  # the last segment keeps the timestamp that the next window begins at
-    pieces: list[Piece] = []
+    pieces: list[SegmentPiece] = []
     before = 0
     for number, place in enumerate(places):
         piece = ids[before:place]
         end = piece[-1] if number < len(places) - 1 or ends_once else piece[-2]
-        pieces.append(Piece(seconds(piece[0]), seconds(end), piece))
+        pieces.append(SegmentPiece(seconds(piece[0]), seconds(end), piece))
         before = place
     if ends_once:
         return pieces, num_frames

@@ -9,8 +9,8 @@ from typing import Final
 from runtime.api import TokenLogprobs
 from server.config.server_config import ServerConfig
 from server.generate.speech.request import Segment, Spoken, TranscribeRequest
-from server.generate.speech.segments import Piece, split, tokens_before
-from server.generate.speech.windows import Window, WindowDecoder
+from server.generate.speech.segments import SegmentPiece, split, tokens_before
+from server.generate.speech.windows import DecodedWindow, WindowDecoder
 from server.http.call import Call
 from server.http.errors import Field, InvalidRequest, clip
 from server.http.watch import gather_or_cancel
@@ -97,7 +97,7 @@ class _Run:
             first = await self._speech.workers.run_pieces(COST, sounds[0].window(0), self._call.caller)
             self._language = await self._decoder.language(first)
         ordered = None if note is None else _Ordered(note, len(spans))
-        found: list[list[tuple[Segment, Window]]] = [[] for _ in spans]
+        found: list[list[tuple[Segment, DecodedWindow]]] = [[] for _ in spans]
         numbers = iter(range(len(spans)))
 
         async def lane() -> None:
@@ -121,7 +121,7 @@ class _Run:
         longest_s = info.num_frames * info.hop_length / info.sample_rate
         return cuts(self._samples, info.sample_rate, longest_s, SEARCH_S)
 
-    def _spoken(self, found: Sequence[tuple[Segment, Window]]) -> Spoken:
+    def _spoken(self, found: Sequence[tuple[Segment, DecodedWindow]]) -> Spoken:
         segments = [segment for segment, _ in found]
         for number, segment in enumerate(segments):
             segment.id = number
@@ -133,11 +133,11 @@ class _Run:
 
     # --- one span, window by window -----------------------------------------------------------------------------------
 
-    async def _span(self, sound: Sound, offset_s: float, note: NoteText | None) -> list[tuple[Segment, Window]]:
+    async def _span(self, sound: Sound, offset_s: float, note: NoteText | None) -> list[tuple[Segment, DecodedWindow]]:
         request, info = self._request, self._format.info
         frames_s = info.hop_length / info.sample_rate
         min_rest = 0 if request.in_order else int(MIN_REST_S / frames_s)
-        found: list[tuple[Segment, Window]] = []
+        found: list[tuple[Segment, DecodedWindow]] = []
         before, seek = self._before, 0
         while sound.num_frames - seek > (min_rest if seek else 0):
             item = await self._speech.workers.run_pieces(COST, sound.window(seek), self._call.caller)
@@ -160,16 +160,16 @@ class _Run:
             self._progress((sound.num_frames - seek) * frames_s)
         return found
 
-    def _pieces(self, window: Window, num_frames: int) -> tuple[list[Piece], int]:
+    def _pieces(self, window: DecodedWindow, num_frames: int) -> tuple[list[SegmentPiece], int]:
         """Return the segments of a window and the number of frames they cover."""
         info = self._format.info
         if not window.is_speech:
             return [], num_frames
         if self._request.timestamps:
             return split(window.ids, self._format.timestamp_begin, num_frames)
-        return [Piece(0.0, num_frames * info.hop_length / info.sample_rate, window.ids)], num_frames
+        return [SegmentPiece(0.0, num_frames * info.hop_length / info.sample_rate, window.ids)], num_frames
 
-    def _segment(self, piece: Piece, window: Window, seek: int, start_s: float) -> Segment:
+    def _segment(self, piece: SegmentPiece, window: DecodedWindow, seek: int, start_s: float) -> Segment:
         return Segment(
             id=0, seek=seek, start=start_s + piece.start, end=start_s + piece.end, text=self._decoder.text(piece.ids),
             tokens=list(piece.ids), temperature=window.temperature, avg_logprob=window.avg_logprob,

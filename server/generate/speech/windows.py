@@ -28,7 +28,7 @@ Drawn = list[tuple[int, api.TokenLogprobs]]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class DecodedWindow:
     """Tokens and text drawn for a window, without the end. `is_speech` False: it holds none, and no text of it counts."""
 
     drawn: Drawn
@@ -81,7 +81,7 @@ class WindowDecoder:
     async def decode(
         self, item: api.MediaItem, language: str | None, before: Sequence[int], note: NoteIds | None = None,
         *, prefix: Sequence[int] = (),
-    ) -> Window:  # fmt: skip
+    ) -> DecodedWindow:  # fmt: skip
         """Decode a window behind the text `before`. With `note`, which is called with ids as they come, there is one attempt.
         `prefix`: ids with which its text begins; the result has those behind them.
 
@@ -111,7 +111,7 @@ class WindowDecoder:
                 break
         return window
 
-    def _judged(self, drawn: Drawn, temperature: float, no_speech: float | None) -> Window:
+    def _judged(self, drawn: Drawn, temperature: float, no_speech: float | None) -> DecodedWindow:
         logprobs = [each.logprob for _, each in drawn]
         average = sum(logprobs) / max(1, len(logprobs))
         if drawn and drawn[-1][0] in self._loaded.engine.model.eos_token_ids:
@@ -119,7 +119,7 @@ class WindowDecoder:
         text = self.text(id for id, _ in drawn)
         data = text.encode()
         ratio = len(data) / len(zlib.compress(data)) if data else 0.0
-        return Window(drawn, text, temperature, average, ratio, no_speech)
+        return DecodedWindow(drawn, text, temperature, average, ratio, no_speech)
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`, without timestamps and control tokens."""

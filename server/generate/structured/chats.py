@@ -23,7 +23,7 @@ _OPEN_ENDED = COMBINING | {"additionalProperties", "patternProperties", "unevalu
 _STRING: Schema = {"type": "string"}
 
 
-class Function(Struct, frozen=True):
+class FunctionRule(Struct, frozen=True):
     """Function that may be called. `schema`: of its arguments, an object. `input`: grammar of the only argument, the string
     `input`."""
 
@@ -37,7 +37,7 @@ class ChatGrammar(Struct, frozen=True, tag=True):
     grammar of an answer without calls, None for any text. `several`: more than one call is allowed."""
 
     tool_parser: str
-    functions: tuple[Function, ...]
+    functions: tuple[FunctionRule, ...]
     must_call: bool
     several: bool
     answer: Any = None  # a Grammar
@@ -90,7 +90,7 @@ class _Calls:
     """Grammar rules of calls. `trigger`: the marker that begins a list of calls, or None."""
 
     def __init__(
-        self, writer: RuleWriter, tool_parser: type[ToolParser], functions: Sequence[Function], *, several: bool
+        self, writer: RuleWriter, tool_parser: type[ToolParser], functions: Sequence[FunctionRule], *, several: bool
     ) -> None:
         self._writer = writer
         self._format = call_format = writer.fitting(tool_parser.call_formats)
@@ -123,7 +123,7 @@ class _Calls:
         return self._writer.text(text) if text else ""
 
 
-def _arguments(writer: RuleWriter, tool_parser: type[ToolParser], function: Function) -> str:
+def _arguments(writer: RuleWriter, tool_parser: type[ToolParser], function: FunctionRule) -> str:
     schema = {"type": "object", **function.schema}
     if schema["type"] != "object":
         raise GrammarError(f"the parameters of a function must be an object, not {clip(json.dumps(schema['type']))}")

@@ -26,7 +26,7 @@ from server.generate.structured.grammar import GrammarError, JsonSchema
 from server.generate.structured.unique_keys import TokenIndex, UniqueKeys
 from server.http.errors import TooManyRequests, clip
 from server.http.offload import GiveBack, give_way
-from server.models.model import Grammar
+from server.models.model import Constraint
 from server.models.tokenizer import Tokenizer
 
 MAX_COMPILE_S = 5.0
@@ -94,7 +94,7 @@ class Grammars:
                     eos_token=ends,
                 )
 
-    async def factory(self, grammar: Grammar, caller: bytes | None = None) -> MatcherFactory:
+    async def factory(self, grammar: Constraint, caller: bytes | None = None) -> MatcherFactory:
         """Return the matcher factory of `grammar`, compiled or from the cache. Raises GrammarError or TooManyRequests."""
         key = msgspec.json.encode(grammar)
         compilation = self._cache.get(key)
@@ -114,7 +114,7 @@ class Grammars:
         matcher = GrammarMatcher(compiled.prototype, self._eos_token_ids, self._num_mask_bytes)
         return matcher if compiled.index is None else UniqueKeys(matcher, compiled.index)
 
-    def _enqueue(self, key: bytes, grammar: Grammar, caller: bytes | None) -> _Compilation:
+    def _enqueue(self, key: bytes, grammar: Constraint, caller: bytes | None) -> _Compilation:
         line = self._waiting.get(caller, [])
         num_waiting = sum(map(len, self._waiting.values()))
         if caller is not None and (len(line) >= MAX_WAITING or num_waiting >= 4 * MAX_WAITING):
@@ -182,7 +182,7 @@ class Grammars:
             self._give_back.soon()  # kept or not, compiling takes several times what is left of it
         self._start()
 
-    def _compile(self, grammar: Grammar) -> _Compiled:
+    def _compile(self, grammar: Constraint) -> _Compiled:
         self.warm()
         assert self._vocabulary is not None
         if not self._eos_token_ids:
@@ -227,7 +227,7 @@ class _Compilation:
 
     __slots__ = ("caller", "grammar", "is_long", "key", "num_bytes", "num_waiters", "result")
 
-    def __init__(self, key: bytes, grammar: Grammar, caller: Hashable, result: asyncio.Future[_Compiled]) -> None:
+    def __init__(self, key: bytes, grammar: Constraint, caller: Hashable, result: asyncio.Future[_Compiled]) -> None:
         self.key = key
         self.grammar = grammar
         self.caller = caller

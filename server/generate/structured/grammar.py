@@ -80,7 +80,7 @@ class Regex(Struct, frozen=True, tag=True):
         return llguidance.LLMatcher.grammar_from_regex(self.pattern)
 
 
-class Choice(Struct, frozen=True, tag=True):
+class Alternatives(Struct, frozen=True, tag=True):
     texts: tuple[str, ...]
 
     def source(self, tokenizer: Tokenizer) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from server.text.json_stream import whole_json
-from server.text.markers import Markers, Parse, Source
+from server.text.markers import FedText, Markers, Parse
 from server.text.tools.literals import inside, python_to_json
 from server.text.tools.schemas import Schema, properties_of, types_of
 
@@ -18,7 +18,7 @@ _TYPES: Final = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f"
 _NUMBERS: Final = frozenset(("number", "integer"))
 
 
-class Arguments:
+class CallArguments:
     """Arguments of one call. `schema`: their JSON schema. `emit`: receives pieces of the JSON object."""
 
     def __init__(self, schema: Schema, emit: Callable[[str], object]) -> None:
@@ -38,7 +38,7 @@ class Arguments:
         """Emit the value of parameter `name`, complete in `text`."""
         self._emit(typed(text, types_of(self._properties.get(name), self._schema)))
 
-    def value(self, source: Source, name: str, end: Markers) -> Parse[bool]:
+    def value(self, source: FedText, name: str, end: Markers) -> Parse[bool]:
         """Consume and emit a value up to its end marker. Return False if the text ends before the marker."""
         if types_of(self._properties.get(name), self._schema) == {"string"}:
             self._emit('"')

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from server.text.markers import Markers, Parse
-from server.text.tools.arguments import Arguments
+from server.text.tools.arguments import CallArguments
 from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.literals import MAX_DEPTH, inside
 from server.text.tools.schemas import Schema, as_schema
@@ -43,7 +43,7 @@ class FunctionGemma(ToolParser):
             yield from self._fail()
             return
         self._begin(name)
-        arguments = Arguments(self._parameters.get(name, {}), self._emit_arguments)
+        arguments = CallArguments(self._parameters.get(name, {}), self._emit_arguments)
         if not (yield from self._members(arguments, 0)):
             yield from self._fail()
             return
@@ -51,7 +51,7 @@ class FunctionGemma(ToolParser):
         yield from self._close("<end_function_call>")
         yield from self._close("<start_function_response>")
 
-    def _members(self, arguments: Arguments, depth: int) -> Parse[bool]:
+    def _members(self, arguments: CallArguments, depth: int) -> Parse[bool]:
         """Parse key:value pairs up to the closing brace."""
         source = self.source
         comma = True
@@ -73,7 +73,7 @@ class FunctionGemma(ToolParser):
             yield from source.space()
             comma = yield from source.literal(",")
 
-    def _value(self, arguments: Arguments, key: str, depth: int) -> Parse[bool]:
+    def _value(self, arguments: CallArguments, key: str, depth: int) -> Parse[bool]:
         source = self.source
         char = yield from source.space()
         if (yield from source.literal(_ESCAPE)):
@@ -85,14 +85,14 @@ class FunctionGemma(ToolParser):
             source.take(1)
             if depth == MAX_DEPTH:
                 return False
-            inner = Arguments({}, self._emit_arguments)
+            inner = CallArguments({}, self._emit_arguments)
             return (yield from (self._members(inner, depth + 1) if char == "{" else self._items(inner, depth + 1)))
         text = yield from source.run(_BARE)
         if text.strip():
             arguments.raw(key, text.strip())
         return bool(text.strip())
 
-    def _items(self, arguments: Arguments, depth: int) -> Parse[bool]:
+    def _items(self, arguments: CallArguments, depth: int) -> Parse[bool]:
         self._emit_arguments("[")
         separator = ""
         while True:

@@ -6,7 +6,7 @@ Strings are unquoted, other values are JSON; only the schema defines the type.""
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
-from server.text.tools.arguments import Arguments
+from server.text.tools.arguments import CallArguments
 from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.schemas import Schema
 from server.text.tools.tool_parser import ToolParser
@@ -43,7 +43,7 @@ class Glm45(ToolParser):
 
     def _pairs(self, name: str) -> Parse[bool]:
         source = self.source
-        arguments = Arguments(self._parameters.get(name, {}), self._emit_arguments)
+        arguments = CallArguments(self._parameters.get(name, {}), self._emit_arguments)
         while True:
             yield from source.space()
             if (yield from source.literal("</tool_call>")):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from server.text.json_stream import NUMBER
-from server.text.markers import Markers, Parse, Source
+from server.text.markers import FedText, Markers, Parse
 
 Emit = Callable[[str], object]
 
@@ -31,7 +31,7 @@ def inside(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def python_value(source: Source, emit: Emit, depth: int = 0) -> Parse[bool]:
+def python_value(source: FedText, emit: Emit, depth: int = 0) -> Parse[bool]:
     """Consume one literal and emit it as JSON. Return False if there is none, or it is invalid or incomplete."""
     char = yield from source.space()
     if char and char in "\"'":
@@ -62,7 +62,7 @@ def number(word: str) -> str | None:
         return None
 
 
-def _string(source: Source, emit: Emit) -> Parse[bool]:
+def _string(source: FedText, emit: Emit) -> Parse[bool]:
     for quote in _QUOTES:
         if (yield from source.literal(quote)):
             break
@@ -76,7 +76,7 @@ def _string(source: Source, emit: Emit) -> Parse[bool]:
             return False
 
 
-def _escape(source: Source, emit: Emit) -> Parse[bool]:
+def _escape(source: FedText, emit: Emit) -> Parse[bool]:
     """Parse the escape after a backslash. If it is no valid escape, the backslash is literal, as in Python."""
     char = yield from source.peek()
     if char in _CODE_LENGTHS:
@@ -96,7 +96,7 @@ def _escape(source: Source, emit: Emit) -> Parse[bool]:
     return char != ""
 
 
-def _list(source: Source, emit: Emit, depth: int, opening: str) -> Parse[bool]:
+def _list(source: FedText, emit: Emit, depth: int, opening: str) -> Parse[bool]:
     closing = "]" if opening == "[" else ")"
     emit("[")
     separator = ""
@@ -114,7 +114,7 @@ def _list(source: Source, emit: Emit, depth: int, opening: str) -> Parse[bool]:
             return False
 
 
-def _dict(source: Source, emit: Emit, depth: int) -> Parse[bool]:
+def _dict(source: FedText, emit: Emit, depth: int) -> Parse[bool]:
     emit("{")
     separator = ""
     while True:
@@ -139,7 +139,7 @@ def _dict(source: Source, emit: Emit, depth: int) -> Parse[bool]:
 
 def python_to_json(text: str) -> str | None:
     """Return a complete Python literal as JSON; None if `text` is not one."""
-    source, pieces = Source(), list[str]()
+    source, pieces = FedText(), list[str]()
     source.feed(text)
     source.closed = True
     parsing = python_value(source, pieces.append)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from server.text.markers import Markers, Parse
-from server.text.tools.arguments import Arguments
+from server.text.tools.arguments import CallArguments
 from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.literals import python_value
 from server.text.tools.schemas import Schema
@@ -63,7 +63,7 @@ class Pythonic(ToolParser):
         if not (yield from source.literal("(")):
             return False
         self._begin(name)
-        arguments = Arguments({}, self._emit_arguments)
+        arguments = CallArguments({}, self._emit_arguments)
         comma = True
         while True:
             yield from source.space()

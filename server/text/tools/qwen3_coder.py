@@ -6,7 +6,7 @@ outer tag, so <function= begins a call as well."""
 from __future__ import annotations
 
 from server.text.markers import Markers, Parse
-from server.text.tools.arguments import Arguments
+from server.text.tools.arguments import CallArguments
 from server.text.tools.call_format import CallFormat, Writer
 from server.text.tools.schemas import Schema
 from server.text.tools.tool_parser import ToolParser
@@ -47,7 +47,7 @@ class Qwen3Coder(ToolParser):
         name = yield from source.word()
         if not name or not (yield from source.literal(">")):
             return False
-        arguments = Arguments(self._parameters.get(name, {}), self._emit_arguments)
+        arguments = CallArguments(self._parameters.get(name, {}), self._emit_arguments)
         self._begin(name)
         while True:
             yield from source.space()

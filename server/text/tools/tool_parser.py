@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from server.text.events import Event, Malformed, Text, ToolArguments, ToolCall, joined
+from server.text.events import Event, Malformed, Text, ToolArguments, ToolCallStart, joined
 from server.text.json_stream import json_string, json_value, whole_json
 from server.text.markers import Markers, Parse
 from server.text.parsing import ParsingCodec
@@ -106,7 +106,7 @@ class ToolParser(ParsingCodec):
     def _begin(self, name: str, id: str | None = None) -> None:
         self._space = []
         self._open = True
-        self._events.append(ToolCall(self._num_calls, name, id))
+        self._events.append(ToolCallStart(self._num_calls, name, id))
 
     def _emit_arguments(self, text: str) -> None:
         self._events.append(ToolArguments(self._num_calls, text))

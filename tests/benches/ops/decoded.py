@@ -16,7 +16,7 @@ import ops
 from ops.gemm import coded, triton_coded
 from ops.gemm.coded import RowsLinearWeight
 from ops.gemm.cuda import CudaLinearWeight
-from ops.gemm.triton_coded import Tile
+from ops.gemm.triton_coded import CodedTile
 from ops.gemm.weight import LinearWeight
 from ops.moe.coded import CodedExpertWeights
 from ops.moe.triton_experts import GroupedExpertWeights, TritonExpertWeights
@@ -77,7 +77,7 @@ def bench_tiles(kinds: Sequence[str], counts: Sequence[int]) -> None:
                 for splits in (1, 4) if rows <= 64 else (1,):
                     for warps in (2, 4, 8):
                         for stages in (2, 4):
-                            tile = Tile(rows, columns, 64, splits, warps, stages)
+                            tile = CodedTile(rows, columns, 64, splits, warps, stages)
                             try:
                                 times[tile] = each(
                                     weights[:4],

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.config import WeightPolicy
 from runtime.models.reading import Keeping
-from runtime.weights.rules import AS_STORED, Load, Parameter, Shard
+from runtime.weights.rules import AS_STORED, Parameter, ReadPlan, Shard
 
 BLOCK_TYPES = frozenset({"Q4_K", "Q6_K"})
 
@@ -21,10 +21,10 @@ def only_float32(formats: frozenset[str]) -> str | None:
     return None if formats == {"float32"} else "only float32"
 
 
-def case(types: list[str], policy: WeightPolicy, rounded: tuple[str, ...] = ()) -> tuple[Keeping, Load]:
+def case(types: list[str], policy: WeightPolicy, rounded: tuple[str, ...] = ()) -> tuple[Keeping, ReadPlan]:
     shards = tuple(Shard(f"t{i}", i, (1, 256)) for i in range(len(types)))
     keeping = Keeping(policy, "float32", {f"t{i}": kind for i, kind in enumerate(types)}, rounded)
-    return keeping, Load(Parameter("w", (len(types), 256)), shards)
+    return keeping, ReadPlan(Parameter("w", (len(types), 256)), shards)
 
 
 def storage(types: list[str], policy: WeightPolicy, refusal=refusal) -> str:

@@ -27,7 +27,7 @@ from runtime.fault import Fault
 from runtime.kv.block_table import NewBlocks
 from runtime.kv.kinds import AttentionKVSpec, Full, RecurrentStateSpec, State, Window
 from runtime.parallel.connection import MODULES, packed, unpacked
-from runtime.parallel.messages import Build, Done, Failed, ModelName, Work
+from runtime.parallel.messages import Build, Failed, ModelName, StepDone, Work
 from runtime.parallel.stages import Draws, Turn
 from runtime.policy.fairness import Fair
 from runtime.policy.step_budget import Goals, PlatformSteps, Slowdown, TimedBudget
@@ -57,7 +57,7 @@ ROWS = (
         Work(3, ScheduledBatch(ROWS, 10, 0, follows=False), Turn(7, ((1, 2), ()), Draws((5,), (0, 1))), to_sample=True),
         Work(1, ScheduledBatch(ROWS[:1] * 3, 3, 1, decodes_only=True), Turn(), of=2),
         ScheduledBatch((), 0, 0),
-        Done(4, StepResult([[1, 2], [3]], [[TokenLogprobs(-0.5, 1, ((4, -0.5), (5, float("-inf"))))], None]), 0.25),
+        StepDone(4, StepResult([[1, 2], [3]], [[TokenLogprobs(-0.5, 1, ((4, -0.5), (5, float("-inf"))))], None]), 0.25),
         Failed(1, Fault.MEMORY, "no room", ("rank 1",), row=3),
         Build(
             EngineConfig(end_token_ids=frozenset({9}), cache_key=b"\xff\0"),

@@ -13,7 +13,7 @@ import torch
 
 from runtime.config import PlanError
 from runtime.models.decoder import Decoder
-from runtime.parallel.connection import Connection
+from runtime.parallel.connection import PeerConnection
 from runtime.parallel.group import Apart, Gone
 from runtime.parallel.links import HostLink, LinkPort
 from runtime.parallel.messages import Build, Join, Joined, ModelName
@@ -233,8 +233,10 @@ async def test_nobody_is_told_the_secret_who_does_not_say_it():
     heard, lost = asyncio.Queue(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def accepted() -> Connection:
-        return Connection(b"s" * 32, lambda _, message: heard.put_nowait(message), lambda _: lost.set(), connects=False)
+    def accepted() -> PeerConnection:
+        return PeerConnection(
+            b"s" * 32, lambda _, message: heard.put_nowait(message), lambda _: lost.set(), connects=False
+        )
 
     server = await loop.create_server(accepted, "127.0.0.1", 0)
     where = server.sockets[0].getsockname()
@@ -244,7 +246,7 @@ async def test_nobody_is_told_the_secret_who_does_not_say_it():
     await lost.wait()
     writer.close()
     _, known = await loop.create_connection(
-        lambda: Connection(b"s" * 32, lambda _, message: None, lambda _: None, connects=True),
+        lambda: PeerConnection(b"s" * 32, lambda _, message: None, lambda _: None, connects=True),
         *where,
     )
     known.send({"a": MappingProxyType({1: 2.0})})
@@ -258,13 +260,13 @@ async def test_a_stage_that_waits_for_others_ends_with_the_process_in_charge(fil
     """It is told to build, and the first stage never connects."""
     loop, accepted = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
-    def joined(connection: Connection, message: Joined) -> None:
+    def joined(connection: PeerConnection, message: Joined) -> None:
         links = (message.links, message.links)
         connection.send(Build(options(**APART), ModelName(str(files.path), None), links))
         accepted.set_result(connection)
 
-    def connection() -> Connection:
-        return Connection(
+    def connection() -> PeerConnection:
+        return PeerConnection(
             b"s" * 32, lambda *came: None if accepted.done() else joined(*came), lambda _: None, connects=False
         )
 

@@ -17,7 +17,7 @@ from runtime.platform import platform as platforms
 from runtime.platform.cpu import STEPS, CpuPlatform
 from runtime.platform.cuda import CudaPlatform
 from runtime.platform.platform import choose_platform
-from runtime.policy.step_budget import FixedBudget, Goals, Load
+from runtime.policy.step_budget import EngineLoad, FixedBudget, Goals
 from runtime.start import start_engine
 from runtime.weights.fetch import resolve
 from tests.runtime.platform.tiny import TinyPlatform
@@ -118,7 +118,7 @@ async def test_a_cpu_times_a_step_and_bounds_prompts_beside_streams_by_it(files,
     if isinstance(found, FixedBudget):
         assert budget == found
     else:
-        assert budget.prompt_tokens(Load(1, 10, 1000)) >= (16 if found.slowdown is None else 1)
+        assert budget.prompt_tokens(EngineLoad(1, 10, 1000)) >= (16 if found.slowdown is None else 1)
         assert (budget.goals.max_itl_s <= found.max_itl_s) if not asked else budget.goals == found
         assert budget.goals.slowdown == found.slowdown
 

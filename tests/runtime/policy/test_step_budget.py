@@ -16,10 +16,10 @@ from runtime.metrics.engine_meter import EngineMeter
 from runtime.policy.fairness import FirstCome
 from runtime.policy.step_budget import (
     Decodes,
+    EngineLoad,
     FixedBudget,
     Goals,
     Lead,
-    Load,
     PlatformSteps,
     Slowdown,
     StepBudget,
@@ -42,26 +42,26 @@ def budget(least=1) -> TimedBudget:
 
 
 def test_while_prompts_are_served_in_time_a_step_takes_half_of_what_it_may():
-    assert budget().step_s(Load(8, 4000, 500)) == pytest.approx(0.035)
-    assert budget().step_s(Load(8, 4000, 17_500)) == pytest.approx(0.035)  # what 350 ms compute
+    assert budget().step_s(EngineLoad(8, 4000, 500)) == pytest.approx(0.035)
+    assert budget().step_s(EngineLoad(8, 4000, 17_500)) == pytest.approx(0.035)  # what 350 ms compute
 
 
 def test_the_more_wait_the_longer_a_step_up_to_what_it_may_take():
-    assert budget().step_s(Load(8, 4000, 26_250)) == pytest.approx(0.0525)
-    assert budget().step_s(Load(8, 4000, 10_000_000)) == pytest.approx(0.070)
+    assert budget().step_s(EngineLoad(8, 4000, 26_250)) == pytest.approx(0.0525)
+    assert budget().step_s(EngineLoad(8, 4000, 10_000_000)) == pytest.approx(0.070)
 
 
 def test_beside_many_decodes_there_is_room_for_fewer_prompts_and_never_for_none():
-    tokens = [budget().prompt_tokens(Load(decodes, 0, 500)) for decodes in (1, 64, 256, 1024, 4096)]
+    tokens = [budget().prompt_tokens(EngineLoad(decodes, 0, 500)) for decodes in (1, 64, 256, 1024, 4096)]
     assert tokens[:3] == sorted(tokens[:3], reverse=True)
     assert tokens[0] == pytest.approx(1690, abs=40)
     # 4,096 decodes take 86 ms, so the step may take 129.
     assert tokens[4] == pytest.approx(2_270, abs=20)
-    assert budget(least=256).prompt_tokens(Load(1700, 0, 500)) >= 256
+    assert budget(least=256).prompt_tokens(EngineLoad(1700, 0, 500)) >= 256
 
 
 def test_deep_in_a_prompt_tokens_cost_more():
-    flat, deep = (budget().prompt_tokens(Load(1, 0, 500, depth)) for depth in (0, 20_000))
+    flat, deep = (budget().prompt_tokens(EngineLoad(1, 0, 500, depth)) for depth in (0, 20_000))
     assert deep == pytest.approx(flat / 2, rel=0.01)
 
 
@@ -108,8 +108,8 @@ def test_steps_that_are_decided_late_bring_first_tokens_sooner_at_the_same_throu
 
 
 def test_a_fixed_budget_is_that():
-    assert FixedBudget(7).prompt_tokens(Load(1, 1, 1)) == 7
-    assert FixedBudget(None).prompt_tokens(Load(1, 1, 1)) is None
+    assert FixedBudget(7).prompt_tokens(EngineLoad(1, 1, 1)) == 7
+    assert FixedBudget(None).prompt_tokens(EngineLoad(1, 1, 1)) is None
 
 
 def timed(name: str) -> TimedBudget:
@@ -150,17 +150,17 @@ def slowed(slowdown: Slowdown | None = SLOWDOWN) -> TimedBudget:
 
 
 def test_a_step_is_bounded_by_what_those_take_that_want_least_twice_that_for_several_requests():
-    one = Load(1, 0, 5000)
+    one = EngineLoad(1, 0, 5000)
     assert slowed().step_s(one) == pytest.approx(2 * 0.014)
     assert slowed().step_s(one._replace(num_requests=3)) == pytest.approx(4 * 0.014)
-    assert slowed().step_s(Load(3, 0, 5000, narrowest=Decodes(1, 0))) == pytest.approx(
+    assert slowed().step_s(EngineLoad(3, 0, 5000, narrowest=Decodes(1, 0))) == pytest.approx(
         1.5 * 0.022
     )  # but half of the decodes'
     assert slowed(None).step_s(one) == pytest.approx(0.2)
 
 
 def test_decodes_are_as_many_as_a_step_s_bound_has_room_for_and_leave_some_of_it_to_prompts():
-    many = Load(100, 0, 0, narrowest=Decodes(3, 0))  # 22 ms
+    many = EngineLoad(100, 0, 0, narrowest=Decodes(3, 0))  # 22 ms
     one = slowed()
     one.learned.most_rows = 50
     assert one.num_decodes(many) == 8  # 10 and 8 times 4 are 42 of 44 ms
@@ -171,7 +171,7 @@ def test_decodes_are_as_many_as_a_step_s_bound_has_room_for_and_leave_some_of_it
 
 def test_of_rows_that_have_turns_there_are_never_many_more_than_any_step_had():
     """What a row of a wide request costs nobody knows before: it may be sampled in a costly way."""
-    one, many = slowed(), Load(100, 0, 0, narrowest=Decodes(20, 0))
+    one, many = slowed(), EngineLoad(100, 0, 0, narrowest=Decodes(20, 0))
     assert one.num_decodes(many) == 4
     one.learned.most_rows = 7
     assert one.num_decodes(many) == 14
@@ -186,16 +186,16 @@ def test_small_steps_never_make_a_token_look_cheaper_than_at_the_start_but_where
         one.settled(ScheduledBatch(rows, 1 + num_tokens, 0), took_s)
 
     one = slowed()
-    before = one.prompt_tokens(Load(1, 0, 5000))
+    before = one.prompt_tokens(EngineLoad(1, 0, 5000))
     for _ in range(50):
         settle(0, 0.014)
         settle(8, 0.015)
     assert one.learned.cost.token_s < 0.0003
     assert one.ending_cost == 4  # tokens that are counted so
-    assert one.prompt_tokens(Load(1, 0, 5000)) == pytest.approx(before, abs=1)
+    assert one.prompt_tokens(EngineLoad(1, 0, 5000)) == pytest.approx(before, abs=1)
     for _ in range(50):
         settle(0, 0.007)
-    assert one.prompt_tokens(Load(1, 0, 5000)) == pytest.approx(
+    assert one.prompt_tokens(EngineLoad(1, 0, 5000)) == pytest.approx(
         before, rel=0.2
     )  # half the time for tokens of half the cost
 
@@ -209,7 +209,7 @@ def test_steps_beside_prompts_that_scatter_do_not_grow():
         one.settled(alone, device.seconds(alone) * rng.uniform(0.9, 1.2))
     ratios, start = [], 0
     for _ in range(1500):
-        num_tokens = one.prompt_tokens(Load(1, 60, 50_000, start, Decodes(1, 60)))
+        num_tokens = one.prompt_tokens(EngineLoad(1, 60, 50_000, start, Decodes(1, 60)))
         batch = ScheduledBatch((row, ScheduledRow(1, 1, start, num_tokens, (1,) * num_tokens)), 1 + num_tokens, 0)
         start = (start + num_tokens) % 475
         ratios.append(device.seconds(batch) / device.seconds(alone))
@@ -230,7 +230,7 @@ def test_what_decodes_take_alone_is_looked_at_anew_while_they_are_not(factor):
         if one.is_for_narrowest():
             one.settled(alone, device.seconds(alone))
             continue
-        num_tokens = one.prompt_tokens(Load(1, 60, 50_000, 0, Decodes(1, 60)))
+        num_tokens = one.prompt_tokens(EngineLoad(1, 60, 50_000, 0, Decodes(1, 60)))
         batch = ScheduledBatch((row, ScheduledRow(1, 1, 0, num_tokens, (1,) * num_tokens)), 1 + num_tokens, 0)
         ratios.append(device.seconds(batch) / device.seconds(alone))
         one.settled(batch, device.seconds(batch))
@@ -249,10 +249,10 @@ def test_the_least_that_pays_is_no_reason_for_a_step_beyond_its_bound():
     """A large model on a few cores: 16 tokens of a prompt take five times as long as a decode."""
     cost = StepCost(base_s=0.150, token_s=0.040, row_s=0.0, context_s=0.0, pair_s=0.0, scored_s=0.080)
     bounded, unbounded = (TimedBudget(cost, Goals(0.2, 1.0, each), least=16) for each in (SLOWDOWN, None))
-    (tokens,) = {bounded.prompt_tokens(Load(1, 0, waiting)) for waiting in (100, 100_000)}
+    (tokens,) = {bounded.prompt_tokens(EngineLoad(1, 0, waiting)) for waiting in (100, 100_000)}
     assert tokens == int((0.300**1.3 - 0.150**1.3) ** (1 / 1.3) / 0.040)
-    assert bounded.prompt_tokens(Load(1, 0, 100, num_requests=2)) > 2 * tokens
-    assert unbounded.prompt_tokens(Load(1, 0, 100)) == 16
+    assert bounded.prompt_tokens(EngineLoad(1, 0, 100, num_requests=2)) > 2 * tokens
+    assert unbounded.prompt_tokens(EngineLoad(1, 0, 100)) == 16
 
 
 def test_decodes_have_turns_and_ends_a_cost_only_where_rows_cost_what_they_cost_alone():
@@ -323,10 +323,10 @@ def test_what_streams_gain_costs_clients_alike_next_to_nothing(clients, least):
 
 
 def test_what_waits_counts_without_what_the_prefix_cache_will_probably_have():
-    loads: list[Load] = []
+    loads: list[EngineLoad] = []
 
     class Noted(FixedBudget):
-        def prompt_tokens(self, load: Load) -> int | None:
+        def prompt_tokens(self, load: EngineLoad) -> int | None:
             loads.append(load)
             return super().prompt_tokens(load)
 

@@ -12,7 +12,7 @@ import pytest
 from runtime.api import ProfileError, StepRecord
 from runtime.profiling import trace
 from runtime.profiling.recorder import TorchRecorder
-from runtime.profiling.stacks import Call, StackSampler, calls
+from runtime.profiling.stacks import ObservedCall, StackSampler, calls
 from tests.fake_runner import FakeRunner
 from tests.runtime.test_engine import engine_on, read, request
 
@@ -126,9 +126,14 @@ async def test_an_engine_without_a_recorder_says_so(tmp_path):
 
 def test_calls_last_as_long_as_they_are_seen():
     found = calls([(10, ("a", "b")), (20, ("a", "b", "c")), (30, ("a", "d")), (40, ())])
-    assert found == [Call("a", 10, 40, 0), Call("b", 10, 30, 1), Call("c", 20, 30, 2), Call("d", 30, 40, 1)]
+    assert found == [
+        ObservedCall("a", 10, 40, 0),
+        ObservedCall("b", 10, 30, 1),
+        ObservedCall("c", 20, 30, 2),
+        ObservedCall("d", 30, 40, 1),
+    ]
     assert calls([]) == []
-    assert calls([(5, ("a",))]) == [Call("a", 5, 5, 0)]
+    assert calls([(5, ("a",))]) == [ObservedCall("a", 5, 5, 0)]
 
 
 def test_a_thread_is_seen_where_it_waits_and_the_switch_interval_comes_back():
@@ -161,7 +166,7 @@ def test_events_of_our_own_stand_among_torchs_at_the_same_clock(tmp_path):
     path, of_torch = tmp_path / "p", tmp_path / "torch.json"
     of_torch.write_text('{"baseTimeNanoseconds": 1000, "traceEvents": [\n{"ph": "X", "name": "aten::mm"}], "x": 1}')
     step = StepRecord(7, 2.0, 3.0, 12, 4, 0, True, None)
-    trace.write(path, of_torch, [Call("f", 6000, 8000, 0)], [step], epoch_ns=-1_999_990_000)
+    trace.write(path, of_torch, [ObservedCall("f", 6000, 8000, 0)], [step], epoch_ns=-1_999_990_000)
     events = events_of(path)
     assert events[-1]["name"] == "aten::mm"
     (call,) = (event for event in events if event.get("cat") == "python")

@@ -26,7 +26,7 @@ from runtime.runner.runner import ModelRunner, NoGraphs
 from runtime.runner.worker import Worker
 from runtime.sample.sampler import Sampler
 from runtime.sample.synthetic import SyntheticAcceptance
-from runtime.speculate.config import Lookup
+from runtime.speculate.config import LookupLengths
 from tests.kinds import full
 
 LANES = ["worker", "device", "replayed"]  # the last: a device's, with steps padded as captured ones are
@@ -115,7 +115,7 @@ class PaddedRounds:
 def make_runner(
     lane: str, model, monkeypatch, *, cache: NoCache | KVCache | None = None, layout: KVLayout = LAYOUT, rows=4,
     max_model_len=64, vocab_size=VOCAB, synthetic: float | None = None, max_proposed=0,
-    lookup: Lookup | None = None, pools: bool = False,
+    lookup: LookupLengths | None = None, pools: bool = False,
 ) -> ModelRunner:  # fmt: skip
     cache = cache or NoCache()
     chance = None if synthetic is None else SyntheticAcceptance(synthetic, CPU)

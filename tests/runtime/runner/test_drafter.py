@@ -13,7 +13,7 @@ from runtime.models.draft_head import DraftHead
 from runtime.models.pair import ModelPair
 from runtime.runner.device_inputs import DeviceInputs
 from runtime.runner.lookup_drafter import LookupDrafter
-from runtime.speculate.config import Lookup
+from runtime.speculate.config import LookupLengths
 from tests.kinds import full
 from tests.runtime.runner.runners import CPU, LANES, LAYOUT, VOCAB, make_runner
 from tests.runtime.runner.test_drafts import NUM_TOKENS, PARAMS, PROMPTS, Gained, Remembering, batch_of, behind, prompt
@@ -136,13 +136,13 @@ async def test_what_is_looked_up_behind_a_step_changes_no_token(lane, monkeypatc
         def _logits(self, sequence):
             return super()._logits((len(sequence) % 5,))
 
-    def make(max_proposed: int, lookup: Lookup | None):
+    def make(max_proposed: int, lookup: LookupLengths | None):
         return make_runner(
             lane, Circling(), monkeypatch, max_model_len=64, rows=len(PROMPTS), max_proposed=max_proposed, lookup=lookup
         )
 
     plain, _, _ = await generated(make(0, None), proposed=0)
-    guessed, checked, right = await generated(make(MOST, Lookup(1, 4, 64)), proposed=MOST)
+    guessed, checked, right = await generated(make(MOST, LookupLengths(1, 4, 64)), proposed=MOST)
     assert [ids[:NUM_TOKENS] for ids in guessed.ids] == [ids[:NUM_TOKENS] for ids in plain.ids]
     assert checked[0] > right[0] > NUM_TOKENS // 2  # greedy: all but the first round
     texts = [[*ids, *found] for ids, found in zip(PROMPTS, guessed.ids, strict=True)]
@@ -160,7 +160,7 @@ class FromHost(TorchDispatchMode):
 @pytest.mark.parametrize("num_logits", [4, 12])
 def test_texts_are_kept_by_what_is_on_the_device_alone(num_logits):
     inputs = DeviceInputs(8, 64, 64, LAYOUT, 2, CPU, (), MOST)
-    drafter = LookupDrafter(Lookup(1, 4, 64), inputs)
+    drafter = LookupDrafter(LookupLengths(1, 4, 64), inputs)
     rows, logits_rows = torch.zeros(4, dtype=torch.int32), torch.zeros(num_logits, dtype=torch.int32)
     with FromHost():
         drafter.follow(SimpleNamespace(rows=rows, sample_rows=logits_rows), None)

@@ -22,8 +22,8 @@ from server.http.protocol import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MIN_BODY_BYTES,
+    ConnectionPhase,
     HttpProtocol,
-    Phase,
 )
 from server.http.sse import PING
 from server.http.watch import ClientWatch
@@ -382,7 +382,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_its_request_ends(serve
     client.send(
         request(json.dumps({**json.loads(BODY), "stream": True, "max_tokens": 10**6, "ignore_eos": True}).encode())
     )
-    await until(lambda: any(each._phase is Phase.READER for each in connections(server)))
+    await until(lambda: any(each._phase is ConnectionPhase.READER for each in connections(server)))
     while server.clients.num_connected:  # what the kernel still took of it counts as reading, the first time
         server.clients.deadlines.expire(math.inf)
         await asyncio.sleep(0)
@@ -395,7 +395,7 @@ async def test_thousands_overdue_at_once_are_ended_some_at_a_time(serve):
     await until(lambda: server.clients.num_connected == 120)
     server.clients.deadlines.expire(math.inf)
     assert len(server.clients.deadlines) >= 120 - 50
-    while any(each._phase is Phase.HEAD for each in connections(server)):
+    while any(each._phase is ConnectionPhase.HEAD for each in connections(server)):
         server.clients.deadlines.expire(math.inf)
     assert [await client.rest() for client in clients] == [b""] * 120
 

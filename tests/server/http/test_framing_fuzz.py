@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.http.protocol import Phase
+from server.http.protocol import ConnectionPhase
 
 CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
 HEAD = b"Host: localhost\r\nContent-Type: application/json\r\n"
@@ -48,7 +48,7 @@ async def exchange(server, pieces: list[bytes], *, ends_by_itself: bool) -> byte
         await asyncio.sleep(0)
     while not ending.done():
         waiting = {each._phase for queue in server.clients.deadlines._queues.values() for each in queue}
-        if not ends_by_itself and waiting - {Phase.CLOSING}:
+        if not ends_by_itself and waiting - {ConnectionPhase.CLOSING}:
             server.clients.deadlines.expire(math.inf)
         await asyncio.sleep(0)
     client.leave()

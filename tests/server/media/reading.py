@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from server.config.server_config import ServerConfig
-from server.generate.encode import Encoded, encode_prompt
-from server.generate.request import Chat, Content, GenerateRequest, Message
+from server.generate.encode import EncodedPrompts, encode_prompt
+from server.generate.request import Chat, ChatMessage, Content, GenerateRequest
 from server.http.call import Call
 from server.http.offload import Offload
 from server.media.fetch import Fetcher
@@ -46,11 +46,11 @@ def part(value: Any, modality: Any = "image") -> MediaPart:
     return MediaPart(modality, Given(value), "where", "image_url")
 
 
-async def prompt(loaded: LoadedModel, *contents: Content, **options: Any) -> Encoded:
+async def prompt(loaded: LoadedModel, *contents: Content, **options: Any) -> EncodedPrompts:
     """Of a conversation of users."""
     offload = Offload()
     try:
-        messages = [Message(role="user", content=content) for content in contents]
+        messages = [ChatMessage(role="user", content=content) for content in contents]
         request = GenerateRequest(prompt=Chat(messages=messages, **options))
         return await encode_prompt(request.prompt, request, loaded, Call(offload=offload), ServerConfig())
     finally:

@@ -11,8 +11,8 @@ import pytest
 
 from server.api.pooling.api_types import Ranking, Scores
 from server.api.pooling.compare import cosine, max_sim
-from server.api.pooling.encode import Encoder
-from server.api.pooling.run import LANES, Pooled, _Run
+from server.api.pooling.encode import InputEncoder
+from server.api.pooling.run import LANES, PooledInput, _Run
 from tests.server.pooling.embedders import (
     CLASSIFIER,
     CLS,
@@ -122,11 +122,11 @@ async def test_a_long_query_for_many_documents_is_not_tokenised_for_each_and_kep
     assert [each.prompt_ids for each in kept] == [()] * 50
 
 
-def noted_work(monkeypatch) -> tuple[list[int], list[Pooled]]:
+def noted_work(monkeypatch) -> tuple[list[int], list[PooledInput]]:
     """The length of each text whose ids are made by themselves, and all that is kept."""
     lengths: list[int] = []
-    kept: list[Pooled] = []
-    content, settle = Encoder._content, _Run._settle
+    kept: list[PooledInput] = []
+    content, settle = InputEncoder._content, _Run._settle
 
     def noted(self, text, prefix):
         lengths.append(len(text.content))
@@ -136,7 +136,7 @@ def noted_work(monkeypatch) -> tuple[list[int], list[Pooled]]:
         settle(self, number, request, output)
         kept.append(self._found[number])
 
-    monkeypatch.setattr(Encoder, "_content", noted)
+    monkeypatch.setattr(InputEncoder, "_content", noted)
     monkeypatch.setattr(_Run, "_settle", noted_result)
     return lengths, kept
 

@@ -12,7 +12,7 @@ from server.config.server_config import ServerConfig
 from server.http.errors import ReplicaLost
 from server.models.defaults import sampling_defaults
 from server.ray.channel import Delivery, Mailbox
-from server.ray.exchange import Answer, Exchange, Forwarded, Head
+from server.ray.exchange import Exchange, Forwarded, ReplicaAnswer, ResponseHead
 from server.ray.ingress import ingress_app
 from server.ray.replica import Replica
 from tests.fakes import FakeEngine, fake_model
@@ -45,7 +45,7 @@ class LocalFleet:
         finally:
             lost.cancel()
 
-    async def answer_all(self, request: Forwarded) -> list[Answer]:
+    async def answer_all(self, request: Forwarded) -> list[ReplicaAnswer]:
         return [await each.answer_whole(request) for each in self.replicas]
 
 
@@ -80,11 +80,13 @@ class Cluster:
         }  # fmt: skip
         return Exchange(self.app, Forwarded(head, raw, body))
 
-    async def ask(self, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> tuple[Head, bytes]:
+    async def ask(
+        self, path: str, body: bytes = b"", method: str = "POST", **headers: str
+    ) -> tuple[ResponseHead, bytes]:
         """A whole answer."""
         async with aclosing(self.exchange(path, body, method, **headers).pieces()) as pieces:
             head, *rest = [piece async for piece in pieces]
-        assert isinstance(head, Head)
+        assert isinstance(head, ResponseHead)
         return head, b"".join(piece for piece in rest if isinstance(piece, bytes))
 
 

@@ -9,10 +9,10 @@ import pytest
 import uvloop
 
 from server.http.errors import ReplicaLost
-from server.ray.channel import Delivery, Kind, Letterbox, Lines, Mailbox, ReplyTo
-from server.ray.exchange import ACCEPTED, Head, Piece
+from server.ray.channel import Delivery, FrameKind, Lines, Mailbox, ReplyMailbox, ReplyTo
+from server.ray.exchange import ACCEPTED, Piece, ResponseHead
 
-HEAD = Head(200, [(b"content-type", b"text/event-stream")])
+HEAD = ResponseHead(200, [(b"content-type", b"text/event-stream")])
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def test_it_is_the_same_on_the_loop_that_serve_runs():
 
 
 async def test_what_comes_while_nobody_reads_is_one_piece():
-    box = Letterbox(ReplyTo("", 0, b"", 1), lambda number: None)
+    box = ReplyMailbox(ReplyTo("", 0, b"", 1), lambda number: None)
     for text in (b"a", b"b", b"c"):
-        box.put(Kind.BODY, text)
+        box.put(FrameKind.BODY, text)
     assert await anext(box) == b"abc"
-    box.put(Kind.BODY, b"d")
-    box.put(Kind.END, b"")
+    box.put(FrameKind.BODY, b"d")
+    box.put(FrameKind.END, b"")
     assert [piece async for piece in box] == [b"d"]
 
 
@@ -108,7 +108,7 @@ async def test_a_call_that_fails_ends_its_answer_with_our_error(mailbox):
         raise KeyError("theirs")
 
     box = await mailbox.open()
-    box.put(Kind.BODY, b"so far")
+    box.put(FrameKind.BODY, b"so far")
     async with Delivery(box, fails(), lambda: None, lambda error: ReplicaLost()) as stream:
         assert await anext(stream) == b"so far"
         with pytest.raises(ReplicaLost):
@@ -129,7 +129,7 @@ async def test_leaving_in_the_midst_cancels_the_call_and_the_end_does_not(mailbo
             raise ZeroDivisionError
     assert cancelled == [1]
     box = await mailbox.open()
-    box.put(Kind.END, b"")
+    box.put(FrameKind.END, b"")
     async with Delivery(box, works(), lambda: cancelled.append(2)) as stream:
         assert [piece async for piece in stream] == []
     assert cancelled == [1]

@@ -11,7 +11,7 @@ from orjson import dumps
 
 from runtime.api import FinishReason
 from server.ray import ingress, replica
-from server.ray.exchange import Head
+from server.ray.exchange import ResponseHead
 from server.ray.prefixes import CHUNK_BYTES
 from server.ray.replica import Replica, Unhealthy
 
@@ -54,7 +54,7 @@ def last_event(body: bytes) -> tuple[str, dict]:
     return name.removeprefix("event: ").strip(), json.loads(data)
 
 
-async def lose(cluster, path: str) -> tuple[Head, bytes]:
+async def lose(cluster, path: str) -> tuple[ResponseHead, bytes]:
     """A stream whose replica is lost after its second token."""
     asked = asyncio.create_task(cluster.ask(path, body_of(path, stream=True)))
     (engine, _) = cluster.engines
@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_replica(cluster):
     (engine, _) = cluster.engines
     async with aclosing(cluster.exchange(CHAT, body_of(CHAT, stream=True)).pieces()) as pieces:
         async for piece in pieces:
-            if isinstance(piece, Head):
+            if isinstance(piece, ResponseHead):
                 break
         await engine.until(lambda: bool(engine.live))
     await engine.until(lambda: not engine.live)

@@ -12,7 +12,7 @@ from msgspec.json import encode
 from runtime.api import FinishReason, Output, Request, SamplingParams
 from server.api.frames import named_event
 from server.api.responses.api_types import Response, ResponseReasoning, ResponseText
-from server.api.responses.events import Head, ResponseEvents
+from server.api.responses.events import ResponseEvents, ResponseStart
 from server.generate.generation import Generation, TextOptions
 from server.models.chat_format import ChatFormat, OutputParser
 from server.models.defaults import sampling_defaults
@@ -72,7 +72,7 @@ def narrated(sample: Sample, sizes: list[int], *, logprobs: bool, cut: int | Non
     params = SamplingParams(max_tokens=10_000, logprobs=1 if logprobs else None)
     request = Request("r", [1], params)
     generation = Generation(there, [request], 1, 1, TextOptions(output_parser=output_parser, logprobs=params.logprobs))
-    response_events = ResponseEvents(Head(EMPTY), generation, in_background=False)
+    response_events = ResponseEvents(ResponseStart(EMPTY), generation, in_background=False)
     emitted, at = response_events.begin(), 0
     while at < len(ids):
         part = ids[at : at + max(1, sizes[at % len(sizes)])]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.generate.custom_tools import InputReader
-from server.generate.structured.chats import ChatGrammar, Function
+from server.generate.structured.chats import ChatGrammar, FunctionRule
 from server.generate.structured.grammar import GrammarError, Regex, Rules
 from server.generate.structured.json_quoting import quoted
 from tests.server.responses.reading import both, prompt_of
@@ -199,8 +199,8 @@ async def test_a_custom_tool_with_a_grammar_holds_the_model_to_it(serve, tool, t
 async def test_a_grammar_holds_in_every_way_to_write_calls(dialect):
     tokenizer = speaker(dialect)
     schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    rules = ChatGrammar(dialect, (Function("patch", schema, Rules(PATCH_RULES)),), must_call=True, several=False)
-    pattern = ChatGrammar(dialect, (Function("patch", schema, Regex("[a-z]+")),), must_call=True, several=False)
+    rules = ChatGrammar(dialect, (FunctionRule("patch", schema, Rules(PATCH_RULES)),), must_call=True, several=False)
+    pattern = ChatGrammar(dialect, (FunctionRule("patch", schema, Regex("[a-z]+")),), must_call=True, several=False)
     assert await accepted(rules, "x", tokenizer=tokenizer) == set()
     assert await accepted(pattern, "x", tokenizer=tokenizer) == set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.api import TokenMatcher
 from server.generate.structured.compiler import Grammars
-from server.models.model import Grammar
+from server.models.model import Constraint
 from server.models.tokenizer import Tokenizer
 from tests.server.tiny import EOS, tiny_tokenizer
 
@@ -24,7 +24,7 @@ def reads(matcher: TokenMatcher, token_ids: list[int], end: int = EOS) -> bool:
     return has(matcher.allowed(), end)
 
 
-async def accepted(grammar: Grammar, *texts: str, tokenizer: Tokenizer = TOKENIZER) -> set[str]:
+async def accepted(grammar: Constraint, *texts: str, tokenizer: Tokenizer = TOKENIZER) -> set[str]:
     """Which of `texts` the grammar takes, whole."""
     make = await Grammars(tokenizer, frozenset({EOS})).factory(grammar)
     return {text for text in texts if reads(make(), tokenizer.encode(text))}

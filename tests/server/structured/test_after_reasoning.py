@@ -6,7 +6,7 @@ import pytest
 
 from server.generate.structured.after_reasoning import after_reasoning
 from server.generate.structured.compiler import Grammars
-from server.generate.structured.grammar import Choice, Regex
+from server.generate.structured.grammar import Alternatives, Regex
 from tests.fakes import fake_model
 from tests.server.structured.reading import TOKENIZER, has, reads
 from tests.server.tiny import EOS
@@ -15,7 +15,9 @@ MODEL = fake_model(vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset({EOS
 THINK = {"opens": ("<think>",), "closes": ("</think>",)}
 
 
-async def gate(grammar=Choice(("yes", "no")), *, reasoning_open=False, opens=THINK["opens"], closes=THINK["closes"]):
+async def gate(
+    grammar=Alternatives(("yes", "no")), *, reasoning_open=False, opens=THINK["opens"], closes=THINK["closes"]
+):
     make = await Grammars(TOKENIZER, frozenset({EOS})).factory(grammar)
     return after_reasoning(make, TOKENIZER, MODEL, opens=opens, closes=closes, reasoning_open=reasoning_open)
 
@@ -72,14 +74,14 @@ async def test_a_special_token_opens_the_block_even_where_the_form_would_take_it
 
 async def test_words_that_may_begin_either_are_what_they_become():
     make = await gate(
-        Choice(("Here", "There")), opens=("Here is my thought process:",), closes=("Here is my response:",)
+        Alternatives(("Here", "There")), opens=("Here is my thought process:",), closes=("Here is my response:",)
     )
     assert takes(make, "Here")
     assert takes(make, "There")
     assert takes(make, "Here is my thought process: Here is my response:There")
     assert not takes(make, "Here is my")
     assert not takes(make, "Here is my thought process: Here is my response:Where")
-    tags = await gate(Choice(("<tool>",)))
+    tags = await gate(Alternatives(("<tool>",)))
     assert takes(tags, "<tool>")
     assert takes(tags, "<think>hm</think><tool>")
     assert not takes(tags, "<thool>")

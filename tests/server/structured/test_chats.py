@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from server.generate.structured.chats import ChatGrammar, Function
+from server.generate.structured.chats import ChatGrammar, FunctionRule
 from server.generate.structured.compiler import Grammars
-from server.generate.structured.grammar import ANY_OBJECT, Choice, GrammarError
+from server.generate.structured.grammar import ANY_OBJECT, Alternatives, GrammarError
 from server.models.tokenizer import Tokenizer
 from server.text.tools.registry import TOOL_PARSERS, create
 from server.text.tools.schemas import properties_of, types_of
@@ -45,7 +45,7 @@ WEATHER = {
     "$defs": {"unit": {"enum": ["c", "f"]}, "code": {"type": "string", "pattern": "^[0-9]{3}$"}},
 }  # fmt: skip
 TIME: dict[str, Any] = {"type": "object", "properties": {}}
-FUNCTIONS = (Function("get_weather", WEATHER), Function("time", TIME))
+FUNCTIONS = (FunctionRule("get_weather", WEATHER), FunctionRule("time", TIME))
 CLOSES = {"glm45": "</arg_value>", "qwen3_coder": "\n</parameter>", "functiongemma": "<escape>", "harmony": "<|end|>"}
 
 
@@ -112,7 +112,7 @@ async def test_whatever_is_drawn_is_read_back_as_calls_that_follow_their_schemas
 async def test_random_schemas_are_followed_or_refused_in_words(tool_parser):
     tokenizer, refusals = speaker(tool_parser), []
     for seed in range(60):
-        functions = (Function("f", random_parameters(random.Random(seed))),)
+        functions = (FunctionRule("f", random_parameters(random.Random(seed))),)
         form = ChatGrammar(tool_parser, functions, must_call=True, several=False)
         try:
             text = await drawn(form, tokenizer, seed)
@@ -132,8 +132,8 @@ ARGS = '{"a": 1, "b": "x"}'
 CALL, TIME_CALL = f'{{"name": "f", "arguments": {ARGS}}}', '{"name": "time", "arguments": {}}'
 XML = "<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\n</parameter>\n"
 TWO = (
-    Function("f", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}),
-    Function("time", TIME),
+    FunctionRule("f", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}),
+    FunctionRule("time", TIME),
 )  # fmt: skip
 WRITTEN = {
     "hermes": f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{TIME_CALL}\n</tool_call>",
@@ -228,7 +228,7 @@ async def test_in_harmony_an_answer_on_its_channel_is_as_good_as_a_call():
 
 @every_tool_parser
 async def test_an_answer_with_a_form_of_its_own_stands_beside_the_calls(tool_parser):
-    form = ChatGrammar(tool_parser, TWO, must_call=False, several=True, answer=Choice(("yes", "no")))
+    form = ChatGrammar(tool_parser, TWO, must_call=False, several=True, answer=Alternatives(("yes", "no")))
     lead = "<|channel|>final<|message|>" if tool_parser == "harmony" else ""
     texts = {f"{lead}yes", f"{lead}no", WRITTEN[tool_parser]}
     assert await accepted(form, *texts, f"{lead}maybe", "", tokenizer=speaker(tool_parser)) == texts
@@ -300,14 +300,14 @@ def doubling(levels: int) -> dict[str, Any]:
     ],
 )  # fmt: skip
 async def test_a_schema_that_cannot_be_followed_is_refused_in_words(tool_parser, schema, words):
-    form = ChatGrammar(tool_parser, (Function("f", schema),), must_call=True, several=False)
+    form = ChatGrammar(tool_parser, (FunctionRule("f", schema),), must_call=True, several=False)
     with pytest.raises(GrammarError, match=words) as caught:
         await Grammars(speaker(tool_parser), frozenset({EOS})).factory(form)
     assert len(str(caught.value)) < 500
 
 
 async def test_many_tools_compile_within_the_limits_beside_a_thousand_special_tokens():
-    functions = tuple(Function(f"f{number}", WEATHER) for number in range(128))
+    functions = tuple(FunctionRule(f"f{number}", WEATHER) for number in range(128))
     for tool_parser in ("hermes", "qwen3_coder"):
         reserved = [f"<|reserved_{number}|>" for number in range(1000)]
         tokenizer = tiny_tokenizer(*sorted(TOOL_PARSERS[tool_parser].strings() - set(SPECIAL)), *reserved)

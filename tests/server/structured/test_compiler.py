@@ -13,7 +13,7 @@ import pytest
 from runtime.api import ConstraintError
 from server.generate.structured import compiler
 from server.generate.structured.compiler import Grammars
-from server.generate.structured.grammar import Choice, GrammarError, JsonSchema, Regex, Rules
+from server.generate.structured.grammar import Alternatives, GrammarError, JsonSchema, Regex, Rules
 from server.http.errors import TooManyRequests
 from server.http.offload import GiveBack
 from tests.server.smollm2 import ours
@@ -191,7 +191,7 @@ async def test_compiled_grammars_are_kept_by_what_they_compile_to(grammars, monk
 
 @pytest.mark.parametrize(
     "grammar",
-    [JsonSchema({"$ref": "#"}), Choice(tuple(f"c{i}" for i in range(12_000)))],
+    [JsonSchema({"$ref": "#"}), Alternatives(tuple(f"c{i}" for i in range(12_000)))],
     ids=["at the first", "at the second"],
 )
 async def test_what_would_fail_at_a_mask_is_refused_when_it_is_compiled(grammars, grammar):

@@ -8,7 +8,15 @@ import pytest
 
 from server.generate.structured import compiler
 from server.generate.structured import grammar as limits
-from server.generate.structured.grammar import ANY_OBJECT, Choice, GrammarError, JsonSchema, Literals, Regex, Rules
+from server.generate.structured.grammar import (
+    ANY_OBJECT,
+    Alternatives,
+    GrammarError,
+    JsonSchema,
+    Literals,
+    Regex,
+    Rules,
+)
 from tests.server import smollm2
 from tests.server.structured.reading import TOKENIZER, accepted
 
@@ -26,7 +34,7 @@ ONE = {"type": "object", "properties": {"a": {"type": "integer"}}}
         (JsonSchema(ONE, "none", closed=False), ['{"a":1}', '{"a":1,"b":2}'], ['{"a": 1}']),
         (JsonSchema(ONE, pattern="[ ]"), ['{"a": 1}', '{ "a":1 }'], ['{"a":  1}', '{"a":\n1}']),
         (JsonSchema({**ONE, "x-guidance": {"key_separator": "="}}), ['{"a"=1}'], ['{"a":1}']),
-        (Choice(("yes", "nö", "a\nb", 'q"\\', "😀")), ["yes", "nö", "a\nb", 'q"\\', "😀"], ["y", "no", "yesnö"]),
+        (Alternatives(("yes", "nö", "a\nb", 'q"\\', "😀")), ["yes", "nö", "a\nb", 'q"\\', "😀"], ["y", "no", "yesnö"]),
         (Regex(r"\d{3}-é+/x"), ["123-éé/x"], ["123", "123-é/xx"]),
         (Regex("^(a|b)$"), ["a", "b"], ["ab", "^a$"]),
         (Rules('start: "a" b\nb: "c" | "d"\n'), ["ac", "ad"], ["a", "acd"]),
@@ -70,7 +78,7 @@ def nested(levels: int, schema: dict) -> dict:
         (Regex("(?=a)b"), "look-ahead"),
         (Regex(r"(a+)\1"), "backreferences"),
         (Regex("a" * (limits.MAX_RULE_CHARS + 1)), "the regular expression has 16385 characters"),
-        (Choice(("x" * limits.MAX_CHARS,)), "the choices"),
+        (Alternatives(("x" * limits.MAX_CHARS,)), "the choices"),
         (Rules("%%%"), "cannot be read"),
         (Rules("start: missing"), "missing"),
         (Rules('root ::= "a" missing'), "missing"),

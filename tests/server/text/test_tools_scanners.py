@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.text.json_stream import JsonScanner, whole_json
-from server.text.markers import Markers, Source
+from server.text.markers import FedText, Markers
 from server.text.tools.literals import python_to_json
 
 few_letters = st.text(alphabet="abc", max_size=16)
@@ -24,7 +24,7 @@ values = st.recursive(
 
 
 def read_until(feeds: list[str], markers: Markers) -> tuple[str, str]:
-    source, pieces = Source(), list[str]()
+    source, pieces = FedText(), list[str]()
     reading = source.until(markers, pieces.append)
     try:
         for feed in feeds:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCall
+from server.text.events import Event, Malformed, Reasoning, Text, ToolArguments, ToolCallStart
 
 WEATHER = {
     "type": "function",
@@ -46,14 +46,14 @@ class Meaning:
 
     def add(self, event: Event) -> None:
         kind = type(event).__name__
-        if not self.order or self.order[-1] != kind or isinstance(event, ToolCall | Malformed):
+        if not self.order or self.order[-1] != kind or isinstance(event, ToolCallStart | Malformed):
             self.order.append(kind)
         match event:
             case Text(text):
                 self.text += text
             case Reasoning(text):
                 self.reasoning += text
-            case ToolCall(index, name, id):
+            case ToolCallStart(index, name, id):
                 assert index == len(self.calls)
                 self.calls.append((name, id))
                 self.arguments.append("")

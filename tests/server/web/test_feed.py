@@ -14,7 +14,7 @@ from runtime.api import (
     StepRecord,
 )
 from server.models import dashboard
-from server.models.dashboard import Texts
+from server.models.dashboard import RecentTexts
 from server.models.defaults import sampling_defaults
 from tests.fakes import FakeEngine
 from tests.server.conftest import RawAnswer
@@ -150,7 +150,7 @@ async def test_what_is_kept_is_bounded_in_requests_and_in_tokens(tokenizer):
         request = Request(name, [7] * num, SamplingParams(1))
         return Finished(request, RequestRecord(1, name, 0.0, *[None] * 4, num, 0, 1, None, ()), [8])
 
-    kept = Texts()
+    kept = RecentTexts()
     for number in range(dashboard.MAX_REQUESTS + 5):
         kept.note(loaded, finished(f"r{number}", 3))
     assert kept.find("r4") is None
