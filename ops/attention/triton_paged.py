@@ -150,8 +150,7 @@ NEVER = 2**31 - 1
 
 
 class Limits(TypedDict):
-    """Constants of a kernel that limit attention. 0 means no limit, so that heads without limits compile to code without
-    checks."""
+    """Constants of a kernel that limit attention. 0 means no limit, so that heads without limits compile to code without checks."""
 
     WINDOW: int
     SOFTCAP: float

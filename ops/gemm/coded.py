@@ -110,7 +110,9 @@ class CodedLinearWeight(LinearWeight):
             size = sum(len(part.weight) for part in parts), in_features_of(parts[0])
             check_refill("weight", size, (self.out_features, self.in_features))
             if self.in_pieces and not fit_pieces(parts):
-                raise ValueError(f"rows of {self._format} in other groups than are kept")
+                sizes = " and ".join(map(str, sorted({self.in_features // groups_of(part) for part in parts})))
+                kept = self.in_features // self.groups
+                raise ValueError(f"{self._format}: group size {sizes} is not supported, the loaded weight has size {kept}")
             given = lay(parts, in_pieces=self.in_pieces, groups=self.groups)
             if given.keys() != self._kept.keys():
                 raise ValueError(f"a weight with {', '.join(given)} where {', '.join(self._kept)} are kept")
@@ -307,8 +309,7 @@ class RowsLinearWeight(CodedLinearWeight):
     def in_tiles(
         self, x: Tensor | RoundedRows, *, gated: bool = False, of_gated: bool = False, **how: Any
     ) -> Tensor:  # fmt: skip
-        """Round x, in the codes' column order, to fp8 and multiply; `of_gated` as of `by_rounded`. See
-        `tiled_fp8.tiled_fp8`."""
+        """Round x, in the codes' column order, to fp8 and multiply; `of_gated` as of `by_rounded`. See `tiled_fp8.tiled_fp8`."""
         codes, x_scales, dtype = self._rounded(x, of_gated)
         weight, scales = self._kept["weight"], self._kept["scales"]
         return tiled_fp8.tiled_fp8(codes, x_scales, weight, scales, self._bias, dtype, gated=gated, **how)

@@ -71,8 +71,7 @@ def codes_of(written: WeightFormat, weight: Tensor) -> Tensor:
 
 
 def round_to_fp8(stored: StoredWeight) -> StoredWeight:
-    """Quantise plain numbers to "fp8", a row's maximum to the largest E4M3 number. Raises ValueError for infinities and
-    NaNs."""
+    """Quantise plain numbers to "fp8", a row's maximum to the largest E4M3 number. Raises ValueError for infinities and NaNs."""
     assert stored.format.name in DENSE, stored.format
     weight = stored.weight
     largest = weight.abs().amax(1, keepdim=True).float()
@@ -87,8 +86,7 @@ def round_to_fp8(stored: StoredWeight) -> StoredWeight:
 
 def round_to_w4(stored: StoredWeight) -> StoredWeight:
     """Quantise plain numbers to "w4": a group's largest number becomes code -8, the others the nearest code up to 7 (as in
-    ggml's Q4_0: scales have either sign). Raises ValueError for infinities and NaNs, or if no group size divides the
-    columns."""
+    ggml's Q4_0: scales have either sign). Raises ValueError for infinities and NaNs, or if no group size divides the columns."""
     assert stored.format.name in DENSE, stored.format
     weight = stored.weight
     group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)

@@ -29,9 +29,8 @@ _BYTES = {codes: CHUNK // 2 if codes in FOUR_BITS else CHUNK for codes in _NAMES
 
 @dataclass(frozen=True, slots=True)
 class PiecesTile:
-    """Kernel instance: a tile of `rows` of x by 64 * `wgs` rows of the weight, with `stages` chunks in flight and `blocks`
-    per multiprocessor, for a weight with `groups` groups in a chunk. `scaled`: scales apply to rounded numbers instead of
-    sums."""
+    """Kernel instance: a tile of `rows` of x by 64 * `wgs` rows of the weight, with `stages` chunks in flight and `blocks` per
+    multiprocessor, for a weight with `groups` groups in a chunk. `scaled`: scales apply to rounded numbers instead of sums."""
 
     codes: WeightFormat
     rows: int

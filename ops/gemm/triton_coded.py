@@ -251,8 +251,7 @@ class CodedTile(NamedTuple):
 
 
 def choose(num_rows: int, codes: Codes, multiprocessors: int, *, rounded: bool = False) -> CodedTile:
-    """Return the fastest tile. For decoded kinds with few rows, K is split until there are about four programs a
-    multiprocessor."""
+    """Return the fastest tile. For decoded kinds with few rows, K is split until there are about four programs a multiprocessor."""
     if codes.kind in DECODED:
         rows = min(128, max(16, triton.next_power_of_2(num_rows)))
         columns = 32 if rows <= 16 else 64

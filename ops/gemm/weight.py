@@ -40,8 +40,7 @@ class LinearWeight(ABC):
         return self
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        """Return silu(first half) * second half of x @ weight.T + bias, [T, out_features / 2], if one kernel does; else
-        None."""
+        """Return silu(first half) * second half of x @ weight.T + bias, [T, out_features / 2], if one kernel does; else None."""
         return None
 
     def activated_matmul(self, x: Tensor, activation: str) -> Tensor | None:

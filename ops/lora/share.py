@@ -100,8 +100,7 @@ class LoraSlots(ABC):
         """Add each row's adapter product of x [T, K] to out [T, N]. T may be 0."""
 
     def gated(self, x: Tensor, adapters: TokenAdapters, gate_up: Tensor, begun: Any = None) -> Tensor | None:
-        """Add adapters to gate_up [T, N]; return silu(first half) * second half [T, N / 2], if one kernel does both, else
-        None."""
+        """Add adapters to gate_up [T, N]; return silu(first half) * second half [T, N / 2], if one kernel does both, else None."""
         return None
 
     def trace(self, x: Symbol, out: Symbol) -> None:

@@ -296,6 +296,5 @@ def _known(adapters: TokenAdapters) -> Sorted:
 
 
 def _grid(across: int, tiles: Tensor) -> tuple[int, int]:
-    """Return a grid with programs for all possible tiles, limited to the device's capacity; beyond it a program takes
-    several."""
+    """Return a grid with programs for all possible tiles, limited to the device's capacity; beyond it a program takes several."""
     return across, min(tiles.shape[1], triton.cdiv(_PROGRAMS, across))

@@ -55,8 +55,7 @@ def count_experts(
 
 
 def moe_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
-    """Return why `ExpertWeights.fill` does not support weights in these formats, for this activation dtype and device, or
-    None."""
+    """Return why `ExpertWeights.fill` does not support weights in these formats, for this activation dtype and device, or None."""
     formats = tuple(formats)
     if device.type == "cuda" and len(formats) > 1 and any(each.dtype is None for each in formats):
         return "all rows of an expert are read in one format"

@@ -188,8 +188,7 @@ class _Constraint:
         return _Made(np.stack(masks), forced=forced)
 
     def _forced(self, mask: MaskWords | Ended, start: int, matchers: tuple[TokenMatcher, ...]) -> Forced | None:
-        """Return the tokens from position `start` on at which only one token is allowed. `mask`: the mask of position
-        `start`."""
+        """Return the tokens from position `start` on at which only one token is allowed. `mask`: the mask of position `start`."""
         ids: list[int] = []
         while len(ids) < MAX_FORCED and not isinstance(mask, Ended):
             token_id = only_token(mask)

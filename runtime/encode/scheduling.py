@@ -218,8 +218,7 @@ class EncoderScheduling(Feature):
         return RowMedia(tuple(spans), None if positions is None else positions[:, start:end], prompt_len)
 
     def read(self, sequence: Sequence) -> RowMedia:
-        """Return the media of a row whose step reads the sequence's only item by cross-attention. The item is unpinned after
-        it."""
+        """Return the media of a row whose step reads the sequence's only item by cross-attention. The item is unpinned after it."""
         (item,) = sequence.request.media
         key = key_of(item, sequence.request.cache_salt)
         self._finished.append((key, _holder(sequence, item)))

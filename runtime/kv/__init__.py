@@ -1,1 +1,1 @@
-"""KV bookkeeping: block ids, spans and sharing in plain Python; only `kv_cache` knows tensors."""
+"""Bookkeeping of KV blocks in plain Python: block ids, token ranges and sharing. Only the module `kv_cache` uses tensors."""

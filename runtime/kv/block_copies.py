@@ -1,6 +1,5 @@
-"""Block copies: requested by code that shares or moves blocks, executed with the next batch, and held until it settles.
-
-Until then both blocks of a copy have an extra reference, so neither is reallocated before it was read and written."""
+"""Queue of copies between KV blocks. The next batch executes them, and each copy is tracked until that batch has completed.
+Until then both blocks of a copy have an extra reference, so that the pool does not reuse either of them too early."""
 
 from __future__ import annotations
 
@@ -20,24 +19,24 @@ class BlockCopies:
 
     @property
     def block_ids(self) -> list[int]:
-        """Ids of blocks that copies keep alive, as often as they do."""
+        """Return the source and target ids of all copies that have not completed. An id appears once for each copy that uses it."""
         return [block_id for copy in (*self._unsent, *self._unsettled) for block_id in copy]
 
     def add(self, source: int, target: int) -> None:
-        """Copy in the next batch. What `target` held is gone for the prefix cache."""
+        """Queue a copy of block `source` to block `target` for the next batch, and remove `target` from the prefix cache."""
         self._pool.share((source, target))
         self._cache.forget((target,))
         self._unsent.append(BlockCopy(source, target))
 
     def take(self) -> tuple[BlockCopy, ...]:
-        """All that no batch has carried yet."""
+        """Return the queued copies for the batch that is being scheduled, and empty the queue."""
         taken = tuple(self._unsent)
         self._unsettled += taken
         self._unsent.clear()
         return taken
 
     def release(self, copies: Iterable[BlockCopy]) -> None:
-        """The batch that carried `copies` has settled, or failed."""
+        """Drop the references to the blocks of `copies`. Called when the batch that executed `copies` has completed or failed."""
         for copy in copies:
             self._unsettled.remove(copy)
             self._pool.release(copy, self._cache)

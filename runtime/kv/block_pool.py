@@ -1,14 +1,14 @@
-"""Block pool: free blocks, reservations, and a reference count of each used block.
+"""Block pool: free blocks, reservations, and a reference count of each block.
 
-Invariant: a block with count 0 is in exactly one of the two free lists, and reservations never exceed free blocks. Blank
-blocks, without reusable content, are allocated first, the last released first; then cached blocks, least recently used first. A
-reservation is a number, so cached blocks stay available for hits until they are allocated. Contains ids only: no hashes, no
-tensors.
+Invariant: a block with count 0 is in exactly one of two free lists, and reservations never exceed the number of free blocks. The
+first list has blank blocks, whose content is useless. They are allocated first, the last released block first. The second list has
+cached blocks, which are allocated after them, least recently used first. A reservation is a number and not a set of blocks, so
+cached blocks stay available for hits until they are allocated. The pool contains ids only: no hashes, no tensors.
 
-A long prompt allocates and frees thousands of blocks on the event loop, so large operations use numpy and small ones do not.
-A prefix hit removes blocks from the middle of the cached list. The list therefore records releases: an entry is valid while
-its block's position in `_places` matches. Invalid entries are skipped, and removed once the list is twice as long as the
-pool."""
+A long prompt allocates and frees thousands of blocks on the event loop. Large operations therefore use numpy; small ones do not.
+A prefix hit removes blocks from the middle of the cached list, so the list is a log of releases. An entry is valid while its
+position equals the block's position in `_places`. Invalid entries are skipped. They are removed once the list is twice as long
+as the pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOWHERE = -1
 
 
 class Cached(Protocol):
-    """Set of the blocks whose contents are worth keeping."""
+    """Set of the block ids that the prefix cache can find. The pool keeps their content as long as possible."""
 
     @property
     def has(self) -> Callable[[int], bool]: ...
@@ -61,15 +61,15 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """The share of blocks that are not free, 0 of none."""
+        """Fraction of blocks that are used or reserved, from 0 to 1. An empty pool has 0."""
         return 1.0 - self.num_free / self.num_blocks if self.num_blocks else 0.0
 
     def count(self, block_id: int) -> int:
         return self._counts[block_id]
 
     def states(self, per_cell: int) -> bytes:
-        """Return three bytes for each `per_cell` blocks: the shares (of 255) used by one sequence, by several, and cached
-        only. The rest is free. For display: it reads the whole pool."""
+        """Return three bytes for each group of `per_cell` consecutive blocks, for display. They are fractions scaled to 255:
+        blocks used by one sequence, blocks used by several, and unused blocks that are cached. The call reads the whole pool."""
         starts = np.arange(0, self.num_blocks, per_cell)
         sizes = np.diff(starts, append=self.num_blocks)
         counts = self._counts_of
@@ -78,11 +78,11 @@ class BlockPool:
         return bytes(np.stack(parts, axis=-1).astype(np.uint8).tobytes())
 
     def num_idle(self, ids: Sequence[int]) -> int:
-        """Return how many of the blocks `ids` no sequence uses."""
+        """Return the number of blocks in `ids` that have reference count 0."""
         return len(ids) - int(np.count_nonzero(self._counts_of[np.asarray(ids, np.int32)]))
 
     def reserve(self, num: int) -> None:
-        """Promise `num` blocks, to be taken by `allocate` or given up by `unreserve`. The caller checked `num_free`."""
+        """Reserve `num` blocks for a later `allocate` or `unreserve`. Raises RuntimeError if `num_free` is less than `num`."""
         self._check_free(num)
         self.num_reserved += num
 
@@ -93,8 +93,8 @@ class BlockPool:
         self.num_freed += num
 
     def allocate(self, num: int, num_reserved: int = 0) -> BlockIds:
-        """Return `num` blocks with count 1; their former contents are lost. `num_reserved` of them were reserved before. The
-        caller has checked `num_free` for the rest."""
+        """Return the ids of `num` blocks and set their reference counts to 1. The caller may overwrite their content.
+        `num_reserved` of them come from the reservations. Raises RuntimeError if `num_free` is too small for the rest."""
         self._check_free(num - num_reserved)
         if num_reserved > self.num_reserved:
             raise RuntimeError(f"{num_reserved} promised blocks asked, {self.num_reserved} reserved")
@@ -111,7 +111,7 @@ class BlockPool:
         return ids
 
     def _take_cached(self, num: int, ids: BlockIds) -> None:
-        """The least recently used, until there are `num` ids."""
+        """Append the ids of the least recently used cached blocks to `ids` until it has `num`."""
         line, places, first, cleared = self._line, self._places, self._first, self._cleared
         self._num_cached -= num - len(ids)
         while len(ids) < num:
@@ -129,7 +129,6 @@ class BlockPool:
         self._first = first
 
     def _next_in_line(self, first: int) -> int:
-        """The first entry from `first` on that counts."""
         num = 16
         while first < len(self._line):
             counts = self._entries_that_count(first, first + num)
@@ -145,7 +144,8 @@ class BlockPool:
         return counts
 
     def share(self, ids: Sequence[int]) -> None:
-        """Add a reference to each of these different blocks. Free ones leave the free list; enough must be unreserved."""
+        """Add a reference to each block in `ids`, which must be distinct. Blocks with count 0 leave the free lists. Raises
+        RuntimeError if more of them have count 0 than blocks are free and not reserved."""
         if len(ids) >= MANY:
             self._share_many(np.asarray(ids, np.int32))
             return
@@ -175,8 +175,8 @@ class BlockPool:
         self._counts_of[ids] = counts + 1
 
     def release(self, ids: Sequence[int], cached: Cached) -> None:
-        """One user less for each of these different blocks, from the tail, so that a sequence's last ones are reused before its
-        first."""
+        """Remove a reference from each block in `ids`, which must be distinct. Blocks are freed from last to first, so that the
+        end of a sequence is reused before its start."""
         if len(ids) >= MANY:
             self._release_many(np.asarray(ids, np.int32)[::-1], cached)
         else:
@@ -218,7 +218,6 @@ class BlockPool:
         self._num_cached += len(idle)
 
     def _clear_away(self) -> None:
-        """Entries of the line that no longer count."""
         end = len(self._line)
         left = np.frombuffer(self._line, np.int32)[self._first :][self._entries_that_count(self._first, end)]
         self._line = array("i", left.tobytes())

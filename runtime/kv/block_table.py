@@ -1,9 +1,9 @@
-"""Block table: KV blocks of one sequence in one group of layers, by position.
+"""Block table: ids of the KV blocks of one sequence in one group of layers, in order of token position.
 
-Bookkeeping only; KVCache maps ids to tensors. A table grows only at its tail, so ids already sent to the device stay valid.
-A group with a window frees blocks at its head that no later query reads. `num_reserved` counts blocks that are reserved for
-the sequence and not yet allocated. The group's memory kind defines the content and the number of entries; an entry has one
-id per layer of a block."""
+The table contains ids only; `KVCache` maps them to tensors. It grows only at its tail, so ids that were sent to the device stay
+valid. If the group has a window, blocks that no later query reads are freed at the table's head. `num_reserved` counts blocks
+that are reserved for the sequence and not yet allocated. The group's memory kind defines the content and the number of entries.
+An entry has as many block ids as the group's `width`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.kv.layout import LayerGroup
 
 
 class NewBlocks(NamedTuple):
-    """Blocks `ids` of the entries from `first_entry` on, in the table of group number `group`."""
+    """Block ids added to a table: those of its entries from index `first_entry` on. `group`: index of the table's layer group."""
 
     group: int
     first_entry: int
@@ -24,7 +24,7 @@ class NewBlocks(NamedTuple):
 
 
 class BlockTable:
-    """An empty table for a sequence that will be computed from token `start` on."""
+    """Block table of one sequence, created empty. `start`: first token that will be computed."""
 
     __slots__ = ("_block_size", "_ids", "_num_sent", "first_entry", "group", "num_reserved", "num_slots")
 
@@ -38,13 +38,12 @@ class BlockTable:
         self._num_sent = 0  # of the ids, those that a scheduled batch has carried to the device
 
     def _first_in_window(self, position: int) -> int:
-        """The entry of the first token that a query at `position` sees."""
         kind = self.group.kind
         return kind.first_in_window(position) // kind.entry_tokens(self._block_size)
 
     @property
     def _num_entries(self) -> int:
-        """Number of entries, with those at the head that it never had, or has no more."""
+        """Number of entries, including entries before the window that the table does not have."""
         return self.first_entry + len(self._ids) // self.group.width
 
     def _num_slots(self) -> int:
@@ -52,7 +51,7 @@ class BlockTable:
 
     @property
     def ids(self) -> BlockIds:
-        """Block ids from the first entry on."""
+        """Block ids of all entries that the table has, starting with entry `first_entry`."""
         return self._ids
 
     def entry_ids(self, start: int, end: int) -> BlockIds:
@@ -61,7 +60,7 @@ class BlockTable:
         return self._ids[(start - self.first_entry) * width : (end - self.first_entry) * width]
 
     def num_missing(self, num_tokens: int) -> int:
-        """Ids to add before `num_tokens` tokens fit."""
+        """Return the number of block ids to append before the table covers the sequence's first `num_tokens` tokens."""
         missing = self.group.kind.num_entries(num_tokens, self._block_size) - self._num_entries
         return max(0, missing) * self.group.width
 
@@ -70,12 +69,12 @@ class BlockTable:
         self.num_slots = self._num_slots()
 
     def replace(self, ids: Iterable[int]) -> BlockIds:
-        """Other blocks in the place of all that it has, of which the next batch has to tell the device; those that it had."""
+        """Replace all block ids of the table by `ids`, which the next batch sends to the device. Return the previous ids."""
         replaced, self._ids, self._num_sent = self._ids, array("i", ids), 0
         return replaced
 
     def take_out_of_window(self, position: int) -> BlockIds:
-        """Ids that no query at `position` or behind it sees; the table has them no more."""
+        """Remove and return the block ids that no query at or after `position` reads."""
         first_entry = self._first_in_window(position)
         if first_entry <= self.first_entry:
             return array("i")
@@ -87,7 +86,8 @@ class BlockTable:
         return out_of_window
 
     def take_unsent(self) -> tuple[int, BlockIds]:
-        """Return (index of the first entry, ids) of the blocks that no batch has carried yet. They count as sent afterwards."""
+        """Return (index of their first entry, block ids) for the ids that were not yet sent to the device. Mark these ids as
+        sent."""
         first = self._num_sent
         self._num_sent = len(self._ids)
         return self.first_entry + first // self.group.width, self._ids[first:]

@@ -1,11 +1,11 @@
-"""Memory kinds: the per-sequence data that a layer keeps between steps, its dtype, and the rules that follow.
+"""Memory kinds: the data that a layer keeps for a sequence between steps, its dtype, and the rules of its blocks.
 
-The kind of a layer determines how its blocks behave: the number of entries for a token count and those outside the window
-(block tables), which cached entries are a hit (prefix cache), and the bytes of a block (layout). For every kind, a block is
-copied as a whole, so a copy of a state is a snapshot and a copy of keys and values is a prefix. A block that is moved or shared
-must never be written again; full entries satisfy this if `no_prefix_reason` is None, and snapshots of entries that are replaced.
+The kind of a layer determines the number of block table entries for a token count, and which entries are outside the window. It
+also determines which cached entries are a prefix hit, and the size of a block. For every kind, a block is copied as a whole. A copy
+of a recurrent state is a snapshot; a copy of keys and values is a prefix. A block that is shared or moved must never be written
+again. Full entries satisfy this if `no_prefix_reason` is None, and so do snapshots of recurrent states.
 
-Layers of equal kinds share block tables. Numbers only: no tensor, no block, no sequence."""
+Layers of equal kinds share block tables. This module contains numbers only: no tensors, blocks or sequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALL = sys.maxsize  # tokens that one entry is about which is about all of them
 
 @dataclass(frozen=True, slots=True)
 class KVDtype:
-    """A dtype of the KV cache: `name` is torch's; behind those of each head of a token lie `scale_bytes`."""
+    """Data type of the KV cache. `name` is torch's name. Each head of a token is followed by `scale_bytes` bytes of scales."""
 
     name: str
     element_bytes: int
@@ -35,8 +35,8 @@ FLOAT32 = KVDtype("float32", 4)
 
 @dataclass(frozen=True, slots=True)
 class AttentionKVSpec:
-    """Keys and values of one layer for one token: [num_kv_heads, head_size] each. `latent`: the values are part of the keys,
-    and nothing else is stored. `dtype` None: whichever the plan has for all layers that leave it open."""
+    """Keys and values of one layer for one token, [num_kv_heads, head_size] each. `latent`: only keys are stored, and the values
+    are a part of them. `dtype`: None if it is not decided yet (see `MemoryKind.with_dtype`)."""
 
     num_kv_heads: int
     head_size: int
@@ -49,31 +49,31 @@ class AttentionKVSpec:
 
     @property
     def known_dtype(self) -> KVDtype:
-        """Raises ValueError where that is still open."""
+        """Data type of the keys and values. Raises ValueError if it is not decided yet."""
         if self.dtype is None:
             raise ValueError("the KV cache of a layer has no dtype yet: see MemoryKind.with_dtype")
         return self.dtype
 
     @property
     def elements(self) -> int:
-        """Elements of one head of one token, its scales among them."""
+        """Number of stored elements for one head of one token, including scales."""
         return self.head_size + self.known_dtype.scale_bytes // self.known_dtype.element_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in a page."""
+        """Bytes of one token's keys, or of its values, in a page."""
         return self.num_kv_heads * (self.head_size * self.known_dtype.element_bytes + self.known_dtype.scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentStateSpec:
-    """Shapes of the float32 tensors that a recurrent layer keeps for a sequence, whatever its length."""
+    """Shapes of the float32 tensors that a recurrent layer keeps for each sequence. They do not depend on its length."""
 
     shapes: tuple[tuple[int, ...], ...]
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The byte at which each tensor begins, and the one at which all end."""
+        """Byte offset of each tensor in the state, followed by the size of the state in bytes."""
         sizes = (-(-FLOAT32.element_bytes * prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes)
         return tuple(accumulate(sizes, initial=0))
 
@@ -94,45 +94,45 @@ class _Kind:
 
     @property
     def num_kv_tensors(self) -> int:
-        """KV tensors in which one layer has a page of a block."""
         return 1
 
     def with_dtype(self, dtype: KVDtype) -> Self:
-        """The same, kept as `dtype` if that was left open."""
+        """Return this kind with keys and values of `dtype`, if their dtype is not decided yet."""
         return self
 
     def entry_tokens(self, block_size: int) -> int:
         return _ALL
 
     def num_entries(self, num_tokens: int, block_size: int) -> int:
-        """Entries that `num_tokens` tokens, from the sequence's first on, take."""
+        """Return the number of entries for the first `num_tokens` tokens of a sequence."""
         return -(-num_tokens // self.entry_tokens(block_size))
 
     def num_tokens(self, num_entries: int, block_size: int) -> int:
-        """The most tokens whose entries are among the first `num_entries`."""
+        """Return the maximum number of tokens that the first `num_entries` entries cover."""
         return min(num_entries * self.entry_tokens(block_size), _ALL)
 
     def max_entries(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
-        """The most entries that a sequence of `num_tokens`, computed in steps of up to `max_step_tokens`, has at a time."""
+        """Return the maximum number of entries that a sequence of `num_tokens` tokens has at the same time, if each step
+        computes at most `max_step_tokens` of its tokens."""
         return self.num_entries(num_tokens, block_size)
 
     def first_in_window(self, position: int) -> int:
-        """The first token that queries at `position` and behind it see: entries before its own are given back."""
+        """Return the first token that queries at or after `position` read. Entries before that token's entry are freed."""
         return 0
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
-        """Return up to which token a sequence of `num_tokens` has entries before its first step, which computes from `start`
-        on."""
+        """Return the number of tokens for which entries are reserved before a sequence of `num_tokens` starts. Its first step
+        begins at token `start`."""
         return num_tokens
 
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
-        """Return an upper bound of the usable prefix, at most `num_entries`: after it, all entries that queries read are in
-        `cached`.
+        """Return an upper bound of the usable prefix, in entries, at most `num_entries`. `names`: name of each entry of the
+        sequence. `cached`: names in the prefix cache. A prefix of that length has the entries that the next query reads, if the
+        bound is exact.
 
-        The bound may be too large if earlier entries are missing that later ones need. The caller then tries again with
-        fewer entries."""
+        The bound may be too large if entries are missing before the last ones. The caller then tries again with fewer entries."""
         return 0
 
 
@@ -146,7 +146,7 @@ class _Attention(_Kind):
 
 
 class _Tokens(_Attention):
-    """Entries are about the tokens of a block each, and final once these are computed."""
+    """Keys and values of tokens. An entry covers the tokens of one block, and does not change once they are computed."""
 
     __slots__ = ()
     grows = True
@@ -157,7 +157,7 @@ class _Tokens(_Attention):
 
 @dataclass(frozen=True, slots=True)
 class Full(_Tokens):
-    """Keys and values of all tokens. A prefix is a hit where all its blocks are cached."""
+    """Keys and values of all tokens. A prefix is a hit if all its blocks are cached."""
 
     kv: AttentionKVSpec
 
@@ -167,8 +167,8 @@ class Full(_Tokens):
     def longest_prefix(
         self, names: Sequence[object], num_entries: int, cached: Container[object], block_size: int
     ) -> int:
-        """Return the longest cached prefix, by bisection: blocks behind a missing one are rarely cached, since they are used
-        and evicted together."""
+        """Return the length of the longest cached prefix, found by bisection. This assumes that no block after a missing one is
+        cached, which is nearly always true, since blocks of a sequence are used and evicted together."""
         return bisect_left(names, True, hi=num_entries, key=lambda name: name not in cached)
 
     def __str__(self) -> str:
@@ -177,8 +177,8 @@ class Full(_Tokens):
 
 @dataclass(frozen=True, slots=True)
 class Window(_Tokens):
-    """Keys and values of the last tokens: a query sees itself and the `window` - 1 before it. Blocks out of the window are
-    given back while the sequence runs, and a prefix is a hit where the blocks of its last window are cached."""
+    """Keys and values of the last tokens. A query reads its own token and the `window` - 1 tokens before it. Blocks before the
+    window are freed while the sequence runs. A prefix is a hit if the blocks of its last window are cached."""
 
     order = 1
     kv: AttentionKVSpec
@@ -196,8 +196,8 @@ class Window(_Tokens):
         return max(0, position + 1 - self.window)
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
-        """Return up to which token the sequence has entries at first. Beyond that, the window frees as many blocks as it
-        takes."""
+        """Return the number of tokens for which entries are reserved at the start. For later tokens, the sequence reuses as many
+        blocks as its window frees."""
         return min(num_tokens, self.first_in_window(start) + self.window - 1 + max_step_tokens)
 
     def longest_prefix(
@@ -241,7 +241,8 @@ class PromptFull(Full):
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow(Window):
-    """Window in which all tokens of a prompt attend to each other at any distance; generated tokens see the window."""
+    """Sliding window in which all tokens of a prompt attend to each other at any distance. Generated tokens attend to the
+    window."""
 
     no_prefix_reason = _SEES_WHOLE_PROMPTS
     in_one_step = True
@@ -249,9 +250,8 @@ class PromptWindow(Window):
 
 @dataclass(frozen=True, slots=True)
 class Cross(_Attention):
-    """Keys and values of an encoder's outputs: `num_outputs` for each sequence, whatever its length, written in the first
-    step after it takes a row and read by all its tokens. They belong to no token, so they are never shared, and a prefix may
-    be a hit without them."""
+    """Keys and values of an encoder's outputs, `num_outputs` for each sequence. The sequence's first step writes them, and all
+    its tokens read them. They belong to no token, so they are never shared, and a prefix can be a hit without them."""
 
     order = 2
     kv: AttentionKVSpec
@@ -267,7 +267,7 @@ class Cross(_Attention):
         return _ALL if num_entries * block_size >= self.num_outputs else 0
 
     def first_in_window(self, position: int) -> int:
-        """Return `position`: of the sequence's own tokens none before it is seen."""
+        """Return `position`, because queries read the encoder's outputs and no earlier token of their sequence."""
         return position
 
     def longest_prefix(
@@ -281,8 +281,7 @@ class Cross(_Attention):
 
 @dataclass(frozen=True, slots=True)
 class Nothing(_Kind):
-    """No memory: a query attends only to tokens of its own step. The block table stays empty and exists for the step's
-    metadata."""
+    """No memory: a query attends only to tokens of its own step. The block table stays empty and exists for the step's metadata."""
 
     order = 3
     no_prefix_reason = "layers without memory see nothing that was computed before"
@@ -304,16 +303,16 @@ class Nothing(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class State(_Kind):
-    """One entry for the whole sequence, replaced in place by each step. It is not cleared: a row that begins at position 0
-    ignores it. A snapshot is a copy, cached under the name of the last block that it has read: a prefix is a hit where there
-    is one of its end."""
+    """Recurrent state: one entry for the whole sequence, which each step overwrites. It is not cleared; a row that starts at
+    position 0 ignores the old content. A snapshot is a copy of the state. It is cached under the name of the last block of
+    tokens that it includes. A prefix is a hit if a snapshot exists for its end."""
 
     order = 4
     is_replaced = True
     state: RecurrentStateSpec
 
     def first_in_window(self, position: int) -> int:
-        """Return the last token before `position`: all that is before is in the state behind it."""
+        """Return the last token before `position`, because the state after that token includes all earlier ones."""
         return max(0, position - 1)
 
     def longest_prefix(

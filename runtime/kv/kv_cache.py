@@ -1,6 +1,6 @@
-"""KV cache: the tensors behind block ids, each with a page of every block.
+"""KV cache: the tensors that contain the blocks of the block pool. Each tensor has a page of every block.
 
-Layers of different groups share a tensor: to which of them a block belongs, only the block tables tell."""
+Layers of different groups share a tensor. Only the block tables show to which group a block belongs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from runtime.kv.layout import KVLayout, LayerPlacement
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The KV cache of one layer, or its recurrent state.
+    """Tensors of the KV cache or recurrent state of one layer.
 
-    Of attention keys and values, [num_blocks, num_kv_heads, block_size, head_size] each: a block of one head is contiguous,
-    which is what attention streams; a cache with scales is wider by the layout's `scale_bytes`. Where values are part of the
-    keys, they are the same tensor. Of a recurrent layer its state's tensors, [num_blocks, *shape] float32, of which only a block
-    is contiguous. Of a layer without any, nothing. `table`: which of a step's block tables is this layer's."""
+    - Attention: keys and values, [num_blocks, num_kv_heads, block_size, head_size] each. A block of one head is contiguous. If
+      the cache has scales, the last dimension is longer by `scale_bytes`. If values are a part of the keys, both are one tensor.
+    - Recurrent: tensors of the state, [num_blocks, *shape] float32. Only a single block is contiguous.
+    - Without memory: no tensors.
+
+    `table`: index of the layer's block table among the step's tables."""
 
     tensors: tuple[torch.Tensor, ...]
     table: int = 0
 
 
 class KVCache:
-    """Memory is reserved, not touched: on a CPU a block costs resident memory when it is first written."""
+    """KV cache of all layers. Memory is allocated but not written: on a CPU, a block becomes resident when it is first written."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self._layout = layout
@@ -45,18 +47,19 @@ class KVCache:
         ]
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Blocks `sources` of the pool to `targets`, both [N] int64 on the cache's device, whatever their layers keep in them:
-        all are read before any is written."""
+        """Copy blocks `sources` to blocks `targets`, both ids [N] int64 on the cache's device. All are read before any is
+        written."""
         for pages in self._pages:
             pages[targets] = pages[sources]
 
     def read_blocks(self, block_ids: torch.Tensor) -> torch.Tensor:
-        """Return the bytes of blocks `block_ids` [N] int64, on the cache's device: [N, block_bytes] uint8."""
+        """Return the bytes of blocks `block_ids` [N] int64 as a tensor [N, block_bytes] uint8, on the cache's device."""
         read = torch.stack([pages[block_ids] for pages in self._pages], 1)
         return read.view(len(block_ids), -1).view(torch.uint8)
 
     def write_blocks(self, block_ids: torch.Tensor, blocks: torch.Tensor) -> None:
-        """Put the bytes that `read_blocks` returned into blocks `block_ids`, which nothing else uses."""
+        """Write `blocks` [N, block_bytes] uint8, as returned by `read_blocks`, to blocks `block_ids` [N] int64. No step may use
+        these blocks."""
         written = blocks.view(len(block_ids), len(self._kv_tensors), -1)
         for number, pages in enumerate(self._pages):
             pages[block_ids] = written[:, number].view(pages.dtype)
@@ -76,7 +79,8 @@ class KVCache:
                 return keys, *(values or [keys])
 
     def _blocks(self, kv: AttentionKVSpec, placement: LayerPlacement, number: int) -> torch.Tensor:
-        """Blocks of one layer as kernels count them, of which `placement.num_sub_slots` or more lie in one of the pool's."""
+        """Return the keys or the values of one layer, divided into blocks of the kernels' size. A block of the pool contains
+        `placement.num_sub_slots` of them or more."""
         shape = kv.num_kv_heads, self._layout.kernel_block_size, kv.elements
         dtype = getattr(torch, kv.known_dtype.name)
         return self._kv_tensors[number].view(dtype).view(-1, *shape)[placement.sub_slot :]

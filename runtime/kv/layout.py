@@ -1,10 +1,10 @@
 """KV layout: content of a block, its size in bytes, and the layers that share a block table.
 
-A block is one page in each of several KV tensors; all pages have one size. A page holds, for one layer, the keys or the
-values of `block_size` tokens, or the state of a recurrent layer for a whole sequence. Layers of one memory kind form a
-group, which allocates and frees blocks together. All groups share one pool. A group with more layers than there are KV
-tensors takes several blocks for the same tokens. If states are larger than the keys of 16 tokens, blocks span more tokens,
-and kernels, which support only small blocks, address sub-blocks. Numbers only, no tensors."""
+A block is one page in each of several KV tensors; all pages have one size. For one layer, a page contains the keys of
+`block_size` tokens, or their values, or the recurrent state of a sequence. Layers of one memory kind form a group, which
+allocates and frees blocks together. All groups share one pool. A group with more layers than there are KV tensors takes several
+blocks for the same tokens. If states are larger than the keys of 16 tokens, blocks contain more tokens. Kernels support only
+small blocks and address parts of such a block. The layout contains numbers only, no tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_WASTE = 1 / 8  # of a group's pages, for the sake of fewer block tables
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers whose memory is of one `kind`. `width`: the blocks they take for an entry of it."""
+    """Layers of one memory `kind`, which share block tables. `width`: number of blocks for each entry of their table."""
 
     kind: MemoryKind
     width: int = 1
@@ -31,7 +31,7 @@ class LayerGroup:
 
     @property
     def chunk(self) -> int | None:
-        """Tokens of a chunk, beyond which a query sees nothing."""
+        """Size of an attention chunk in tokens; None if the layers have no chunks. A query reads tokens of its own chunk only."""
         return self.kind.window if isinstance(self.kind, Chunk) else None
 
     @property
@@ -39,27 +39,28 @@ class LayerGroup:
         return isinstance(self.kind, State)
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:
-        """Blocks for all tokens of a sequence of `num_tokens`."""
+        """Return the number of blocks for all tokens of a sequence of `num_tokens` tokens."""
         return self.kind.num_entries(num_tokens, block_size) * self.width
 
     def first_in_window(self, position: int) -> int:
-        """The first token that queries at `position` and behind it see."""
+        """Return the first token that queries at or after `position` read."""
         return self.kind.first_in_window(position)
 
     def reserved_to(self, start: int, num_tokens: int, max_step_tokens: int) -> int:
-        """Return up to which token a sequence of `num_tokens` has blocks before its first step, which computes from `start`
-        on."""
+        """Return the number of tokens for which blocks are reserved before a sequence of `num_tokens` starts. Its first step
+        begins at token `start`."""
         return self.kind.reserved_to(start, num_tokens, max_step_tokens)
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
-        """The most blocks that a sequence of `num_tokens` has at a time."""
+        """Return the maximum number of blocks that a sequence of `num_tokens` tokens has at the same time. A step computes at
+        most `max_step_tokens` of them."""
         return self.kind.max_entries(num_tokens, max_step_tokens, block_size) * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """Location of a layer's KV cache or state: the block `table` of a step, the `kv_tensors` (keys and values, or one), and
-    the `sub_slot` among the `num_sub_slots` equal parts of a page."""
+    """Location of a layer's KV cache or state. `table`: index of the layer's block table in a step. `kv_tensors`: indices of the
+    KV tensors, keys and values or one. `sub_slot`: index of the layer among the `num_sub_slots` equal parts of a page."""
 
     table: int
     kv_tensors: tuple[int, ...]
@@ -69,11 +70,11 @@ class LayerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Layout of all layers' memory in one pool. `kinds` and `placements` have one entry for each thing that a layer keeps. A
-    group has `width` consecutive tables of a step; groups of states come last.
+    """Layout of all layers' memory in one pool. `kinds` and `placements` have one entry for each layer with memory of its own. A
+    group has `width` consecutive tables of a step; groups of recurrent states come last.
 
-    A block is `num_kv_tensors` pages of `page_bytes`. `block_size` tokens are a whole number of blocks of
-    `kernel_block_size`."""
+    A block is `num_kv_tensors` pages of `page_bytes` bytes each. `block_size` is a multiple of `kernel_block_size`, both in
+    tokens."""
 
     kinds: tuple[MemoryKind, ...]
     placements: tuple[LayerPlacement, ...]
@@ -85,7 +86,7 @@ class KVLayout:
 
     @classmethod
     def of(cls, kinds: tuple[MemoryKind, ...], kernel_block_size: int = BLOCK_SIZE) -> KVLayout:
-        """Raises ValueError where a kind's dtype is still open."""
+        """Return the layout for layers of these `kinds`. Raises ValueError if the dtype of a kind is not decided yet."""
         members: dict[MemoryKind, list[int]] = {}
         for index, kind in enumerate(kinds):
             members.setdefault(kind, []).append(index)
@@ -93,7 +94,6 @@ class KVLayout:
         page_bytes, block_size = _page(distinct, kernel_block_size)
 
         def num_sub_slots(kind: MemoryKind) -> int:
-            """Layers of that kind which share a page."""
             match kind:
                 case Nothing():
                     return 1
@@ -129,18 +129,19 @@ class KVLayout:
         return sum(group.width for group in self.groups)
 
     def chunks(self, max_model_len: int) -> tuple[int | None, ...]:
-        """Return `LayerGroup.chunk` by block table; None if no context of `max_model_len` has two chunks."""
+        """Return the chunk size of each block table. It is None without chunks, or if a context of `max_model_len` has only one
+        chunk."""
         by_table = (group.chunk for group in self.groups for _ in range(group.width))
         return tuple(None if chunk is None or chunk >= max_model_len else chunk for chunk in by_table)
 
     @property
     def num_outputs(self) -> tuple[int | None, ...]:
-        """Return `Cross.num_outputs` by block table, None for tables of tokens."""
+        """Number of encoder outputs per sequence for each block table; None for tables of tokens."""
         kinds = (group.kind for group in self.groups for _ in range(group.width))
         return tuple(kind.num_outputs if isinstance(kind, Cross) else None for kind in kinds)
 
     def max_entries(self, max_model_len: int) -> int:
-        """The most entries that a table has of a sequence, as the kernels count blocks."""
+        """Return the maximum number of entries of a table for one sequence, in blocks of the kernels' size."""
         per_block = self.block_size // self.kernel_block_size
         longest = max(max_model_len, *(num or 0 for num in self.num_outputs)) if self.groups else max_model_len
         return -(-longest // self.block_size) * per_block
@@ -151,12 +152,12 @@ class KVLayout:
 
     @property
     def no_prefix_reason(self) -> str | None:
-        """Why no prefix is ever a hit, None where it may be."""
+        """Reason why no prefix can be a hit; None if prefixes can be hits."""
         return next((reason for group in self.groups if (reason := group.kind.no_prefix_reason)), None)
 
     @property
     def in_one_step(self) -> bool:
-        """True if a prompt must be computed in one step, because some layer sees only the tokens of its step."""
+        """True if a prompt must be computed in one step, because some layer reads only the tokens of its step."""
         return any(kind.in_one_step for kind in self.kinds)
 
     @property
@@ -165,22 +166,23 @@ class KVLayout:
 
     @property
     def num_sub_slots(self) -> tuple[int, ...]:
-        """Sub-slots of a page, by block table: kernels count blocks of one layer, which are that many to a block of the pool."""
+        """Number of equal parts of a page, by block table. Kernels address blocks of one layer, of which a page has that many."""
         by_table = {placement.table: placement.num_sub_slots for placement in self.placements}
         return tuple(by_table[table] for table in range(self.num_tables))
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """The most blocks that a sequence of `num_tokens` has at a time, computed in steps of up to `max_step_tokens`."""
+        """Return the maximum number of blocks that a sequence of `num_tokens` tokens has at the same time. A step computes at
+        most `max_step_tokens` of them."""
         return sum(group.max_blocks(num_tokens, max_step_tokens, self.block_size) for group in self.groups)
 
     def longest(self, num_blocks: int, max_step_tokens: int, limit: int) -> int:
-        """The most tokens, up to `limit`, of a sequence that `num_blocks` hold."""
+        """Return the maximum length in tokens, at most `limit`, of a sequence that fits in `num_blocks` blocks."""
         return bisect_right(
             range(1, limit + 1), num_blocks, key=lambda tokens: self.max_blocks(tokens, max_step_tokens)
         )
 
     def describe(self) -> str:
-        """One line for people: which layers share blocks."""
+        """Return one line for the log about the groups of layers that share blocks."""
         shares, first = [], 0
         for group in self.groups:
             num = sum(first <= placement.table < first + group.width for placement in self.placements)
@@ -191,7 +193,7 @@ class KVLayout:
 
 
 def _page(kinds: list[MemoryKind], kernel_block_size: int) -> tuple[int, int]:
-    """Bytes of a page, and tokens of a block: keys of each kind fill one, and the largest state fits in it."""
+    """Return (bytes of a page, tokens of a block). The keys of each kind fill a page, and the largest state fits in it."""
     tokens = [kind.kv.token_bytes for kind in kinds if not isinstance(kind, State | Nothing)]
     state_bytes = max((kind.state.num_bytes for kind in kinds if isinstance(kind, State)), default=0)
     if not tokens:  # then no token takes any
@@ -202,14 +204,13 @@ def _page(kinds: list[MemoryKind], kernel_block_size: int) -> tuple[int, int]:
 
 
 def _num_kv_tensors(kinds: list[tuple[int, int]]) -> int:
-    """Return the number of KV tensors for kinds of (number of layers, pages in a block): fewest tables among the choices
-    that waste little, and of these the least waste."""
+    """Return the number of KV tensors. `kinds`: (number of layers, pages in a block) of each kind. Among the numbers that waste
+    at most `_MAX_WASTE`, the result needs the fewest tables, and then wastes the fewest pages."""
 
     def num_tables(num: int) -> list[int]:
         return [-(-times // (num // pages)) for times, pages in kinds]
 
     def waste(num: int) -> float:
-        """The share of pages that lie idle, of the kind that has most of them."""
         each = zip(kinds, num_tables(num), strict=True)
         return max(1 - times * pages / (num * tables) for (times, pages), tables in each)
 

@@ -1,15 +1,15 @@
-"""Prefix cache: maps a prefix and the span after it to the blocks that already contain the span.
+"""Prefix cache: maps hashes of token prefixes to the blocks that contain their keys and values or states.
 
-A full block is keyed by a hash chain: sha256 of the parent's hash, its token ids and the media at its positions. The root is a
-random per-process key and the sequence's extras (cache_salt, adapter). A hit therefore means an equal prefix, and tenants with
-different salts, adapters or adapter versions never share blocks. Each group of layers has its own blocks under a key; the
-memory kind determines how much of a prefix the group needs.
+A full block is named by a hash chain: sha256 of the previous block's hash, its token ids and the media at its positions. The chain
+begins with a random key of the process and the sequence's extras (cache_salt, adapter). A hit therefore means an equal prefix.
+Tenants with different salts, adapters or adapter versions never share blocks. Each group of layers has its own blocks under a name.
+The memory kind determines how many entries of a prefix the group needs.
 
-Where states are large, an entry of a block table covers several hashed blocks. A full entry has the name of its last one; a
-snapshot may end within an entry, and its copy of that entry has the name of the last hashed block before the end.
+Where states are large, an entry of a block table covers several hashed blocks. A full entry has the name of its last hashed block.
+A snapshot may end within an entry. Its copy of that entry has the name of the last hashed block before the end.
 
-Blocks stay in the cache after their last user has left, until the pool reallocates them and calls `forget`. Contains ids and
-hashes, no sequences."""
+Blocks stay cached after their last reference is released, until the pool reallocates them and `forget` is called. The cache
+contains ids and hashes, no sequences."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ PLAIN = (LayerGroup(Full(AttentionKVSpec(1, 1))),)
 
 
 class Match(NamedTuple):
-    """The cached start of a prompt: `num_entries` hashed blocks need not be computed; `ids`: for each group the blocks of the
-    entries that are seen from there on."""
+    """Cached prefix of a prompt. Its first `num_entries` hashed blocks need not be computed. `ids`: for each layer group, ids of
+    the cached blocks that the following tokens read."""
 
     num_entries: int
     ids: list[BlockIds]
 
 
 class _LastMatch:
-    """Last match of a waiting sequence, which is looked up again at every step. `names`: hashes whose insertion or eviction
-    would change it; None for any."""
+    """Result of the last lookup. A waiting sequence repeats its lookup at every step. `names`: hashes whose insertion or
+    eviction changes the result; None means any hash."""
 
     __slots__ = ("block_hashes", "key", "match", "names", "stale")
 
@@ -59,12 +59,12 @@ class _LastMatch:
         self.stale = False
 
     def note(self, names: Iterable[BlockHash]) -> None:
-        """Note that the blocks `names` were added or removed."""
+        """Mark the result as stale if an entry in `names` affects it. Called when the entries were added or removed."""
         self.stale = self.stale or self.names is None or not self.names.isdisjoint(names)
 
 
 def _interleaved(columns: list[list[int | None]]) -> BlockIds:
-    """An id of each column in turn. Raises struct.error where one is None."""
+    """Return the ids of all columns, row by row. Raises struct.error if an id is None."""
     width, num = len(columns), len(columns[0])
     ids = columns[0] if width == 1 else chain.from_iterable(zip(*columns, strict=True))
     return array("i", struct.pack(f"{num * width}i", *ids))  # a third of what array(ids) costs
@@ -76,7 +76,7 @@ class PrefixCache:
         entry_blocks: int = 1,
     ) -> None:  # fmt: skip
         """Create an empty cache. `block_size`: tokens of a hashed block. `key`: 32 random bytes that make hashes unpredictable;
-        another cache's key gives equal hashes. `entry_blocks`: hashed blocks of an entry of a block table."""
+        caches with equal keys compute equal hashes. `entry_blocks`: number of hashed blocks for each entry of a block table."""
         self.block_size = block_size
         self.entry_size = block_size * entry_blocks  # tokens
         self._entry_blocks = entry_blocks
@@ -98,7 +98,7 @@ class PrefixCache:
         return block_id in self._name_of
 
     def has_each(self, block_ids: Words) -> Flags:
-        """Return for each block whether a lookup can find it."""
+        """Return for each block id in `block_ids` [N] whether the block is cached, as a bool array [N]."""
         self._cover(block_ids.max(initial=-1))
         return np.frombuffer(self._has, np.bool_)[block_ids]
 
@@ -120,8 +120,8 @@ class PrefixCache:
         self, token_ids: Sequence[int], root: CacheRoot = NOBODYS, parent: BlockHash | None = None,
         extras: Mapping[int, bytes] = NO_EXTRAS, first_block: int = 0,
     ) -> list[BlockHash]:  # fmt: skip
-        """The hashes of the full blocks of `token_ids`, which follow the block `parent`. `extras`: what blocks hold beside ids, by
-        the block's index, of which these begin with `first_block`. May be called on any thread."""
+        """Return the hashes of the full blocks in `token_ids`. `parent`: hash of the block before `token_ids`. `first_block`:
+        index of the first block of `token_ids` in the sequence. `extras`: bytes of media to hash, by block index. Thread-safe."""
         size, block_hashes = self.block_size, []
         last = self._root(root) if parent is None else parent
         for start in range(0, len(token_ids) - size + 1, size):
@@ -138,10 +138,11 @@ class PrefixCache:
         return BlockHash(sha256(self._key + extras).digest())
 
     def match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
-        """Return the longest prefix of `block_hashes`, at most `max_entries`, after which every group has all blocks that it
-        reads.
+        """Return the longest usable prefix of `block_hashes`, at most `max_entries` blocks long: every group has the blocks that
+        tokens after the prefix read.
 
-        The result is cached: a repeated lookup of the same list rechecks only entries that were added or removed since."""
+        The result is cached. If the same list is looked up again, it is recomputed only after one of its blocks was added or
+        removed."""
         last, key = self._last, (len(block_hashes), max_entries)
         again = last is not None and last.block_hashes is block_hashes and last.key == key
         if last is not None and again and not last.stale:
@@ -151,16 +152,16 @@ class PrefixCache:
         return match
 
     def named(self, group: int) -> Container[BlockHash]:
-        """The names of all cached entries of the group of that index."""
+        """Return the names of all cached entries of the layer group with index `group`."""
         return self._named[group]
 
     def entry(self, group: int, name: BlockHash) -> list[int]:
-        """Return the blocks of a cached entry; none where it is not cached."""
+        """Return the block ids of the cached entry `name` of layer group `group`; an empty list if it is not cached."""
         columns = self._blocks_of[group]
         return [column[name] for column in columns] if name in columns[0] else []
 
     def num_cached(self, block_hashes: Sequence[BlockHash]) -> int:
-        """Blocks of the longest prefix that `match` would find, or a few more."""
+        """Return an upper bound of the number of blocks in the prefix that `match` would return."""
         return self.longest_prefix(block_hashes, len(block_hashes), self._named) if self.enabled else 0
 
     def _match(self, block_hashes: Sequence[BlockHash], max_entries: int) -> Match:
@@ -181,7 +182,8 @@ class PrefixCache:
     # --- entries and hashed blocks --------------------------------------------------------------------------------
 
     def longest_prefix(self, names: Sequence[BlockHash], num: int, cached: Sequence[Container[BlockHash]]) -> int:
-        """Return an upper bound of the usable prefix, at most `num` hashed blocks, if `cached` has the entries of each group."""
+        """Return an upper bound of the usable prefix, in hashed blocks, at most `num`. `cached`: names of the available entries
+        of each layer group."""
         before = -1
         while num != before:  # what one group lacks shortens the prefix for the others
             before = num
@@ -198,24 +200,25 @@ class PrefixCache:
         return num
 
     def needed(self, group: LayerGroup, names: Sequence[BlockHash], num: int) -> Sequence[BlockHash]:
-        """Return the names of the entries that `group` reads behind the first `num` hashed blocks."""
+        """Return the names of the entries of `group` that tokens after the first `num` hashed blocks read."""
         per = self.entry_blocks(group)
         first = group.first_in_window(num * self.block_size) // (self.block_size * per)
         needed = names[first * per + per - 1 : num : per]
         return [*needed, names[num - 1]] if num % per else needed
 
     def without(self, group: LayerGroup, num: int, num_missing: int) -> int:
-        """Return the hashed blocks before the last `num_missing` entries of those `needed` for `num` hashed blocks."""
+        """Return the number of hashed blocks in a prefix of `num` without its last `num_missing` entries of `group`."""
         per = self.entry_blocks(group)
         return (-(-num // per) - num_missing) * per
 
     def entry_blocks(self, group: LayerGroup) -> int:
-        """Return how many hashed blocks an entry of `group` covers; 1 of a group whose entries do not belong to tokens."""
+        """Return how many hashed blocks an entry of `group` covers. It is 1 for groups whose entries do not grow with the
+        tokens."""
         return self._entry_blocks if group.kind.grows else 1
 
     def insert(self, names: Sequence[BlockHash], group: int, block_ids: Sequence[int]) -> None:
-        """Insert consecutive entries of a table of group `group`. If the content is already cached, the first block stays;
-        the duplicate is not cached and is reused first."""
+        """Insert consecutive entries `names` of layer group `group`, which consist of blocks `block_ids`. If a name is already
+        cached, its existing blocks stay cached and the new ones are not."""
         if not self.enabled:
             return
         blocks_of = self._blocks_of[group]
@@ -235,7 +238,7 @@ class PrefixCache:
             self._last.note(names)
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Forget blocks, and with each its whole entry: parts of one are no hit."""
+        """Remove the cached entries that contain any of the blocks `block_ids`."""
         name_of, gone = self._name_of, []
         for block_id in filter(name_of.__contains__, block_ids):
             name = name_of[block_id]

@@ -1,7 +1,7 @@
-"""Blocks of sequences: reserved when one starts, taken as it grows, offered to the prefix cache when full, and given back.
+"""Blocks of sequences: reservation at the start, allocation as a sequence grows, insertion in the prefix cache, and release.
 
-A sequence that starts is promised the blocks of all its known tokens and takes them as its steps get to them. Blocks that fall
-out of a window are given up before the next step is decided. Knows nothing of steps or rows."""
+When a sequence starts, blocks for all its known tokens are reserved. Its steps allocate them as they need them. Blocks that
+leave the window are released before the next step is scheduled. This module does not depend on steps or rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _NEW_SHARE = 0.1  # weight of the last sequence that started in `hit_share`
 
 
 class _Refusal(NamedTuple):
-    """Record that there was no room for sequence `number`. There is none while these values stay the same: blocks can only
-    have become fewer, and a hit that another sequence uses is a free block less and one less to allocate."""
+    """State of pool and prefix cache when sequence `number` did not fit. As long as it is unchanged, the sequence cannot fit:
+    free blocks can only have become fewer. A hit used by another sequence saves one allocation, but that block is no longer
+    free."""
 
     number: int
     match: Match
@@ -33,8 +34,8 @@ class _Refusal(NamedTuple):
 
 
 class SequenceBlocks:
-    """Blocks of all sequences: allocation, prefix cache hits and release. `when_allocated` is called with ids of newly used
-    blocks."""
+    """Blocks of all sequences: allocation, prefix cache hits and release. The functions in `when_allocated` are called with the
+    ids of newly allocated blocks."""
 
     def __init__(self, pool: BlockPool, cache: PrefixCache) -> None:
         self.pool = pool
@@ -56,11 +57,11 @@ class SequenceBlocks:
     # --- a sequence starts ----------------------------------------------------------------------------------------
 
     def reserve(self, sequence: Sequence, num_running: int, longest_step: int) -> bool:
-        """Give `sequence` tables with what is cached of its known tokens, which it shares from now on, and the promise of the
-        rest. False, and nothing changes, where there are too few blocks.
+        """Give `sequence` block tables with its cached prefix, and reserve blocks for its other known tokens. Return False and
+        change nothing if there are too few blocks.
 
-        Reserving the whole of it means that a prompt which starts can finish; one spare entry for each of `num_running`
-        sequences keeps it from being preempted at once. `longest_step`: tokens that a step holds at most."""
+        All known tokens are reserved so that a prompt that starts can finish. One spare entry for each of the `num_running`
+        sequences prevents an immediate preemption. `longest_step`: maximum number of tokens in a step."""
         cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
         if self._empty_tables:
             sequence.tables, sequence.num_slots = self._empty_tables, self._empty_tables[0].num_slots
@@ -108,14 +109,14 @@ class SequenceBlocks:
         return True
 
     def _written_again(self, group: LayerGroup, start: int, block_ids: BlockIds) -> BlockIds:
-        """Return those of a hit's blocks that a sequence which computes from `start` on would write: the last entry of a group
-        whose entries are replaced, or that is not full."""
+        """Return the blocks in `block_ids`, a prefix hit, that the sequence would overwrite when it continues at token `start`.
+        They are the last entry of a group, if each step replaces it or if it is not full."""
         if group.kind.is_replaced or (group.kind.grows and start % self.cache.entry_size):
             return block_ids[len(block_ids) - group.width :] if block_ids else block_ids
         return block_ids[:0]
 
     def _copy(self, block_ids: BlockIds, table: BlockTable) -> None:
-        """Give `table`, which is promised its blocks, a copy of the shared `block_ids` in their place."""
+        """Append a copy of the shared blocks `block_ids` to `table`, in reserved blocks, and release `block_ids`."""
         own = self.allocate(len(block_ids), len(block_ids))
         table.num_reserved -= len(block_ids)
         table.append(own)
@@ -124,7 +125,7 @@ class SequenceBlocks:
         self.pool.release(block_ids, self.cache)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Release the blocks of `sequence`, and what it was promised."""
+        """Release the blocks of `sequence` and cancel its reservations."""
         for table in sequence.tables:
             self.pool.release(table.ids, self.cache)
             self.pool.unreserve(table.num_reserved)
@@ -134,14 +135,14 @@ class SequenceBlocks:
     # --- a sequence grows -----------------------------------------------------------------------------------------
 
     def num_missing(self, sequence: Sequence, end: int) -> int:
-        """Return how many blocks, beyond those it was promised, `sequence` lacks for its tokens up to `end`."""
+        """Return how many blocks `sequence` needs for its tokens up to `end`, in addition to its own and its reserved ones."""
         return sum(
             max(0, table.num_missing(end) - table.num_reserved) for table in sequence.tables if end > table.num_slots
         )
 
     def extend(self, sequence: Sequence, end: int) -> None:
-        """Give `sequence` blocks for its tokens up to `end`, first those that it was promised. The caller checked that there
-        are."""
+        """Allocate blocks for the tokens of `sequence` up to `end`, reserved ones first. The caller must check that enough are
+        free."""
         if self._empty_tables:
             return
         for table in sequence.tables:
@@ -153,7 +154,8 @@ class SequenceBlocks:
         sequence.num_slots = min(table.num_slots for table in sequence.tables)
 
     def allocate(self, num: int, num_reserved: int = 0) -> BlockIds:
-        """Return `num` blocks, of which `num_reserved` were promised; what they held is forgotten."""
+        """Allocate `num` blocks, `num_reserved` of them from reservations, and remove them from the prefix cache. Return their
+        ids."""
         block_ids = self.pool.allocate(num, num_reserved)
         self.cache.forget(block_ids)
         for call in self.when_allocated:
@@ -161,14 +163,14 @@ class SequenceBlocks:
         return block_ids
 
     def release_out_of_window(self, sequence: Sequence) -> None:
-        """Release blocks that no later query of `sequence` sees, wherever its unsettled steps really ended."""
+        """Release blocks that no later query of `sequence` reads, even if all draft tokens of steps in flight are rejected."""
         first = sequence.num_computed_tokens - sequence.num_in_flight  # if no unsettled step gained anything
         for table in sequence.tables:
             if out_of_window := table.take_out_of_window(first):
                 self.pool.release(out_of_window, self.cache)
 
     def take_new(self, sequence: Sequence) -> tuple[NewBlocks, ...]:
-        """Return the blocks of `sequence` that were added since the last call, for the device's tables."""
+        """Return the blocks that were added to the tables of `sequence` since the last call. The batch sends them to the device."""
         if not sequence.has_new_blocks:
             return ()
         sequence.has_new_blocks = False
@@ -178,8 +180,9 @@ class SequenceBlocks:
     # --- the prefix cache -----------------------------------------------------------------------------------------
 
     def register(self, sequence: Sequence, num_full: int) -> None:
-        """Offer the first `num_full` blocks of `sequence`, as far as they are new. Before they are written: a sequence that
-        hits them runs in this step or later, and within a step every layer stores all keys before any query reads."""
+        """Insert the first `num_full` blocks of `sequence` in the prefix cache, as far as they are new. This happens before the
+        blocks are written: a sequence that hits them runs in the same step or later, and each layer stores all keys before any
+        query reads."""
         self.extend_hashes(sequence)
         for group, table in enumerate(sequence.tables):
             per = self.cache.entry_blocks(table.group)
@@ -193,7 +196,7 @@ class SequenceBlocks:
             claim.registered(first)
 
     def extend_hashes(self, sequence: Sequence) -> None:
-        """Hash all full blocks of known tokens of `sequence`."""
+        """Compute the missing block hashes of `sequence`, for all full blocks of known tokens."""
         block_hashes, num_tokens = sequence.block_hashes, sequence.num_known_tokens
         start = len(block_hashes) * self.cache.block_size
         if num_tokens - start >= self.cache.block_size:

@@ -1,6 +1,6 @@
-"""Copies of recurrent states, kept while a step verifies drafts, because a state cannot be rolled back.
+"""Copies of recurrent states, kept while a step verifies draft tokens, because a state cannot be rolled back.
 
-A sequence with a copy is in no other step until its step has settled, so the copy is the state to restore."""
+A sequence with a copy is in no other step until that step has completed. The copy is then the state to restore."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from runtime.sequence import Sequence
 
 
 class StateCopy(NamedTuple):
-    """Recurrent states as they were behind token `start` - 1: for each block table of states, copies of its blocks."""
+    """Copy of a sequence's recurrent states before token `start`. `block_ids`: for each block table of states, ids of the
+    copies."""
 
     start: int
     block_ids: tuple[BlockIds, ...]
 
 
 def has_states(blocks: SequenceBlocks) -> bool:
-    """Return whether some layers keep recurrent states in `blocks`."""
+    """Return whether the model has recurrent layers, whose states are in `blocks`."""
     return any(group.state for group in blocks.cache.groups)
 
 
 def num_state_blocks(sequence: Sequence) -> int:
-    """Return the number of blocks that a copy of the sequence's states takes."""
+    """Return the number of blocks for a copy of the recurrent states of `sequence`."""
     return sum(len(table.ids) for table in _tables(sequence))
 
 
 def keep(blocks: SequenceBlocks, sequence: Sequence) -> StateCopy:
-    """Copy the states of `sequence`, before its next step reads ids on trial, and pause it. There are blocks for the copy."""
+    """Copy the recurrent states of `sequence` and pause it. Called before a step verifies its draft tokens. The caller must
+    check that enough blocks are free."""
     kept = []
     for table in _tables(sequence):
         block_ids = blocks.allocate(len(table.ids))
@@ -42,14 +44,16 @@ def keep(blocks: SequenceBlocks, sequence: Sequence) -> StateCopy:
 
 
 def drop(blocks: SequenceBlocks, sequence: Sequence, copy: StateCopy) -> None:
-    """Release a copy that is not needed: all ids on trial were right, or the sequence gives its blocks back."""
+    """Release a copy that is no longer needed and resume `sequence`. Called when all draft tokens were accepted, or when the
+    sequence releases its blocks."""
     for block_ids in copy.block_ids:
         blocks.pool.release(block_ids, blocks.cache)
     sequence.is_paused = False
 
 
 def go_back(blocks: SequenceBlocks, sequence: Sequence, copy: StateCopy) -> None:
-    """Put the copy in the place of the states, which have read wrong ids. The sequence's next step reads again what was right."""
+    """Replace the states of `sequence`, which include rejected draft tokens, by `copy`, and resume it. Its next step computes
+    the accepted tokens again."""
     for table, block_ids in zip(_tables(sequence), copy.block_ids, strict=True):
         blocks.pool.release(table.replace(block_ids), blocks.cache)
     sequence.has_new_blocks = True

@@ -127,9 +127,8 @@ class Decoder:
         return self._vocabulary.embed(input_ids, self._of_tokens(adapters))
 
     def forward(self, step: ForwardStep) -> Hidden:
-        """Compute one step up to the last layer. Keys and values of the tokens are written to the step's slots before
-        attention reads them. A stage that is not the last sends its output to the next stage, and its return value has no
-        meaning."""
+        """Compute one step up to the last layer. Keys and values of the tokens are written to the step's slots before attention
+        reads them. A stage that is not the last sends its output to the next stage, and its return value has no meaning."""
         if self._axes is not None and step.rope_positions is not None and step.rope_positions.ndim > 1:
             step = self._axes.rotated(step)
         if self._stage is not None:

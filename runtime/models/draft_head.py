@@ -1,5 +1,4 @@
-"""DraftHead: computes the layers of a DraftHeadSpec, a step of mixed rows at a time, with another model's embedding and
-head."""
+"""DraftHead: computes the layers of a DraftHeadSpec, a step of mixed rows at a time, with another model's embedding and head."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pooling: from hidden states to one vector a sequence."""
+"""Pooling: reduces the hidden states of a text to one vector, or to one vector per token."""

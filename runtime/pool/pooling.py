@@ -1,7 +1,7 @@
-"""Pooling: outputs of rows whose work is `Pool`, computed from final hidden states in float32.
+"""Pooling: embeddings and scores of rows whose work is `Pool`, computed from final hidden states in float32.
 
-A prompt whose pooling reads all tokens may be computed in chunks. Partial results are kept by row, in launch order, until
-the last chunk, and are reset when the row starts at position 0."""
+A prompt may be computed in chunks even if its pooling reads all tokens. Partial results are kept by row, in launch order, until
+the last chunk. They are reset when the row starts at position 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runtime.models.model import Model
 
 
 class _Asked(NamedTuple):
-    """Tokens [begin, stop) of the step that `row` pools."""
+    """Pooling `work` of one `row`, whose tokens in the step are [begin, stop)."""
 
     row: ScheduledRow
     work: Pool
@@ -46,7 +46,8 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Pooled values [sum(sizes), D] float32, `sizes` rows of it for each of `rows`. `by_token`: one vector per token."""
+    """Pooled values of several `rows`, [sum(sizes), D] float32. `sizes`: number of vectors for each row. `by_token`: True if a
+    row has one vector per token."""
 
     rows: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -66,8 +67,6 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """Results of a step's pooling rows."""
-
     groups: tuple[_Group, ...]
 
     def to_host(self) -> PooledRows:
@@ -76,12 +75,13 @@ class PooledRows:
         )
 
     def by_row(self) -> dict[int, memoryview | None]:
-        """Return the result by row; None if a number is not finite. The tensors must be computed."""
+        """Return the pooled vector or vectors of each row, by row number; None if a value is not finite. The tensors must be on
+        the host."""
         return dict(found for group in self.groups for found in group.views())
 
 
 class Pooling:
-    """Pools steps of one model, in launch order."""
+    """Pooling for one model. `compute` must be called for each step, in launch order."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -91,7 +91,8 @@ class Pooling:
         self._kept.pop(row, None)
 
     def compute(self, rows: Sequence[ScheduledRow], hidden: Any, device: torch.device) -> PooledRows | None:
-        """Pool `rows`, in the order of the step's tokens, from `hidden`. Return None if no row completes a result."""
+        """Pool the hidden states `hidden` of a step, for those of its `rows` that request it. Return None if no row has a result
+        yet."""
         stops = accumulate(row.num_tokens for row in rows)
         asked = [
             _Asked(row, row.work, stop - row.num_tokens, stop)
@@ -110,8 +111,8 @@ class Pooling:
         return PooledRows(tuple(groups)) if groups else None
 
     def _alike(self, asked: Sequence[_Asked], hidden: Any, device: torch.device) -> _Group:
-        """Pool whole texts with equal parameters, when the step has no other rows, in a few calls regardless of their
-        number."""
+        """Pool complete texts with equal parameters in a few calls, regardless of their number. The step must have no other
+        rows."""
         rows = tuple(each.row.row for each in asked)
         for row in rows:
             self._kept.pop(row, None)
@@ -150,7 +151,7 @@ class Pooling:
         return [self._finish(params, found) for params, found in done.items()]
 
     def _whole(self, asked: _Asked, vectors: Tensor) -> Tensor | None:
-        """All that the row has asked for, or None where more is to come, and this is kept."""
+        """Return the row's complete vectors. If the prompt has further chunks, keep `vectors` and return None."""
         row, work = asked.row.row, asked.work
         if asked.row.start == 0:
             self._kept.pop(row, None)
@@ -167,7 +168,6 @@ class Pooling:
         return vectors / asked.row.end if work.params.pooling == "mean" and not asked.by_token else vectors
 
     def _finish(self, params: PoolingParams, found: Sequence[tuple[int, Tensor]]) -> _Group:
-        """Rows and their vectors [*, H], for all of which `params` say the rest."""
         rows, sizes = tuple(row for row, _ in found), tuple(len(each) for _, each in found)
         return self._finished(params, rows, sizes, torch.cat([each for _, each in found]))
 
@@ -184,7 +184,7 @@ class Pooling:
 
 
 def _are_alike(asked: Sequence[_Asked]) -> bool:
-    """Return whether all rows are whole texts that become one vector each, with equal parameters."""
+    """Return whether all rows are complete texts with one vector each and equal parameters."""
     first = asked[0].work.params
     if asked[0].by_token or first.label_token_ids:
         return False
@@ -200,12 +200,12 @@ def _are_alike(asked: Sequence[_Asked]) -> bool:
 
 
 def _kind(params: PoolingParams) -> PoolingParams:
-    """All that what follows a sum depends on."""
+    """Return the parameters that determine the computation after the vectors are summed, so that equal ones can be batched."""
     return PoolingParams(params.task, None, params.use_activation, params.dimensions)
 
 
 def _joined(spans: Sequence[range], device: torch.device) -> Tensor:
-    """All tokens of `spans`, in order, [N] int64: whole texts lie side by side, so mostly there is nothing to upload."""
+    """Return the indices of all tokens of `spans`, in order, as a tensor [N] int64. Adjacent spans need no upload."""
     present = [span for span in spans if span]
     if all(before.stop == after.start for before, after in pairwise(present)):
         return torch.arange(present[0].start if present else 0, present[-1].stop if present else 0, device=device)
@@ -213,7 +213,7 @@ def _joined(spans: Sequence[range], device: torch.device) -> Tensor:
 
 
 def _vectors(asked: Sequence[_Asked], states: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """Return what each row reads in this step: its tokens [*, H], or their sum [1, H]; zeros if it reads none."""
+    """Return for each row its token vectors [*, H] if it pools by token, else their sum [1, H]. The sum of no tokens is zero."""
     if any(each.by_token for each in asked):
         parts = zip(asked, states.split_with_sizes(list(sizes)), strict=True)
         return [part if each.by_token else part.sum(dim=0, keepdim=True) for each, part in parts]

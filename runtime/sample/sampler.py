@@ -82,8 +82,7 @@ class Sampler:
 
 
 class GuessSampler:
-    """Sampler of draft tokens from other logits, with the rows' parameters and noise. It does not count, so it has no
-    penalties."""
+    """Sampler of draft tokens from other logits, with the rows' parameters and noise. It does not count, so it has no penalties."""
 
     def __init__(self, tables: SamplingTables) -> None:
         records = tables.records.clone()
@@ -92,6 +91,5 @@ class GuessSampler:
         self._last_ids = records.new_empty(len(records), dtype=torch.int64)
 
     def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return ids [B] int64 sampled from logits [B, V], 0 if unusable. rows [B] int32, positions [B] int64: see
-        `Sampler`."""
+        """Return ids [B] int64 sampled from logits [B, V], 0 if unusable. rows [B] int32, positions [B] int64: see `Sampler`."""
         return ops.sample(logits, rows, positions, self._last_ids, self._tables).clamp(min=0)

@@ -24,6 +24,5 @@ class Record:
 
 class SamplerStage(Protocol):
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
-        """Write the parameters of the sequence that now has `row` to `record`, and variable-length data to the stage's
-        table."""
+        """Write the parameters of the sequence that now has `row` to `record`, and variable-length data to the stage's table."""
         ...

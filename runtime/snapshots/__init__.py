@@ -1,1 +1,1 @@
-"""Snapshots of recurrent states: a prefix cache for recurrent and hybrid models."""
+"""Snapshots of recurrent states, with which recurrent and hybrid models use the prefix cache."""

@@ -1,17 +1,17 @@
-"""Scheduling of snapshots: which states of recurrent layers are copied, and when, so that prefixes of these models are hits.
+"""Scheduling of snapshots: decides when the states of recurrent layers are copied, so that their prefixes can be cache hits.
 
-A recurrent layer keeps its latest state only. A snapshot is a copy of all states of a sequence where a hashed block of its tokens
-ends, and of entries of other layers that are not full there. It enters the prefix cache under that block's name, in blocks of the
-pool, and is evicted as they are. A sequence that begins behind it gets a copy of its own (`SequenceBlocks.reserve`). Both copies
-are block copies, executed before the step's writes: a snapshot is therefore taken in the step that begins where a block ends.
+A recurrent layer keeps only its latest state. A snapshot is a copy of all states of a sequence at the end of a hashed block. It
+also copies entries of attention layers that are not full there. It is stored in blocks of the pool, cached under the name of the
+hashed block, and evicted like other blocks. A sequence that starts from a snapshot copies it again (`SequenceBlocks.reserve`).
+Copies are executed before the step writes, so the snapshot is taken in the step that begins at the end of the block.
 
-Snapshots are worth their blocks where a later prompt may leave the text. Prompts are cut at these places:
+Snapshots are useful where later prompts may diverge from the text. Prompts are split at these positions:
 
-- the last block of a prompt that a repeated prompt can use;
+- the end of the last block that a repeated prompt can reuse;
 - the end of the prefix that a prompt shares with an earlier one, such as a system prompt.
 
-Long prompts have more, at the ends of chunks. An answer has one, which moves on with it, for the next turn of the conversation.
-SGLang (MambaRadixCache) and vLLM (`--mamba-cache-mode align`) choose similar places."""
+Long prompts have more snapshots, at ends of chunks. An answer has one. It is replaced as the answer grows, and serves the next
+message of the conversation. SGLang (MambaRadixCache) and vLLM (`--mamba-cache-mode align`) choose similar positions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_SEEN = 1 << 16  # names of prompts' blocks that are remembered
 
 @dataclass(slots=True, eq=False)
 class _Snapshot:
-    """Copy of what is kept behind token `position` - 1. `groups`: index of each group that has a part, and its blocks."""
+    """Copy of the states before token `position`. `groups`: (index of a layer group, its copied blocks)."""
 
     prompt: _Prompt
     position: int
@@ -67,7 +67,7 @@ class SnapshotScheduling(Feature):
         self._running.pop(prompt.sequence.number, None)
 
     def shared(self, names: Several[BlockHash]) -> int:
-        """Return how many of a prompt's blocks an earlier prompt began with, and remember all."""
+        """Return how many of the first blocks in `names` also began an earlier prompt. Remember all of `names`."""
         num = bisect_left(names, True, key=lambda name: name not in self._seen)
         for name in names:
             self._seen[name] = None
@@ -88,7 +88,7 @@ class SnapshotScheduling(Feature):
                 self._take(prompt, row.start)
 
     def _take(self, prompt: _Prompt, position: int) -> None:
-        """Copy what this step replaces, if there are blocks that nobody is promised."""
+        """Copy the states that this step overwrites, if enough blocks are free and not reserved."""
         pool, size = self._blocks.pool, self._cache.entry_size
         parts: list[tuple[int, BlockIds]] = []
         for index, table in enumerate(prompt.sequence.tables):
@@ -114,7 +114,8 @@ class SnapshotScheduling(Feature):
         prompt.last = position
 
     def _replaceable(self, prompt: _Prompt) -> BlockIds:
-        """Return the blocks of the last snapshot of the sequence's answer, which the next one replaces; none if they are used."""
+        """Return the blocks of the previous snapshot of the answer, which the next snapshot may overwrite; none if they are in
+        use."""
         if prompt.moving is None:
             return array("i")
         name, groups = prompt.moving
@@ -146,7 +147,7 @@ class SnapshotScheduling(Feature):
 
     @property
     def block_ids(self) -> Iterator[int]:
-        """Ids of blocks that snapshots keep alive, as often as they do."""
+        """Ids of the blocks to which snapshots hold references. An id appears once for each reference."""
         for snapshot in self._taken.values():
             yield from snapshot.block_ids
 
@@ -156,8 +157,8 @@ def _joined(parts: Iterable[Several[int]]) -> BlockIds:
 
 
 class _Prompt(Claim):
-    """Places of one sequence's snapshots. `end`: of its known tokens when it started. `last`: position of the last snapshot, or
-    where it started. `moving`: name and groups of the snapshot of its answer."""
+    """Snapshot positions of one sequence. `end`: number of known tokens when it started. `last`: position of its last snapshot,
+    or where it started. `moving`: name and layer groups of the snapshot of its answer."""
 
     __slots__ = ("_cuts", "_feature", "end", "last", "moving", "sequence")
 
@@ -177,7 +178,8 @@ class _Prompt(Claim):
         self._feature.starts(self)
 
     def reach(self, num_tokens: int, room: int) -> int:
-        """Return fewer tokens where a snapshot is to be taken before all are computed."""
+        """Return the number of tokens to compute in this step: fewer than `num_tokens` if a snapshot must be taken before their
+        end."""
         start, size = self.sequence.num_computed_tokens, self._feature.block_size
         end = start + num_tokens
         for cut in self._cuts:
@@ -195,7 +197,7 @@ class _Prompt(Claim):
         return position in self._cuts or position - self.last >= least
 
     def lacks_drafts(self, position: int) -> bool:
-        """Return whether layers that make drafts have not computed all tokens before `position`."""
+        """Return whether draft layers have not computed all tokens before `position`."""
         return 0 <= self.sequence.first_unfollowed < position
 
     def suspended(self) -> None:

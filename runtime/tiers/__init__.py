@@ -1,1 +1,1 @@
-"""KV tiers: host memory and a disk behind the prefix cache."""
+"""KV tiers: host memory and disk that keep blocks evicted from the prefix cache."""

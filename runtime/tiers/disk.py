@@ -1,9 +1,9 @@
-"""Disk tier: KV entries as files, one each, that outlive the process.
+"""Disk tier: KV entries in files, one file per entry, that outlive the process.
 
-A file is written under another name and renamed, so it is there whole or not at all; what a crash or another program left torn
-is found by its header and checksum. Nothing here raises for a bad or missing file: that is a miss, and a line of the log. The
-index is the folder's listing, read at the start and again from time to time, since several servers may share a folder. Models
-have folders of their own, named by their fingerprint, which each header repeats."""
+A file is written under a temporary name and renamed, so it is never incomplete under its final name. A damaged file is detected
+by its header and checksum. A bad or missing file raises nothing: it is a cache miss and a line of the log. The index is the
+listing of the folder. It is read at the start and again later, since several servers may share the folder. Each model has its
+own folder, named by the model's fingerprint. The header of each file repeats the fingerprint."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _File(NamedTuple):
 
 
 class DiskTier:
-    """Entries of one model in `folder`, which holds at most about `max_bytes` of it. `in` may be asked on any thread; all else is
-    slow and belongs to threads beside the event loop."""
+    """KV entries of one model in `folder`, at most about `max_bytes`. `in` can be used on any thread. All other methods are slow
+    and must be called on threads other than the event loop's."""
 
     def __init__(self, folder: Path, fingerprint: bytes, max_bytes: int) -> None:
-        """Create the folder if needed, readable by its owner only, and list it. Raises OSError."""
+        """Create the folder if needed, readable by its owner only, and list its files. Raises OSError if that fails."""
         self.max_bytes = max_bytes
         self.num_errors = 0  # files that could not be read or written
         self._fingerprint = fingerprint
@@ -64,7 +64,7 @@ class DiskTier:
         return self._num_bytes
 
     def read(self, key: Key, pages: Sequence[memoryview]) -> bool:
-        """Fill `pages` with an entry. False where there is none that can be trusted; the pages then hold anything."""
+        """Read the entry `key` into `pages`. Return False if there is no valid entry; the content of `pages` is then undefined."""
         file = self._files.get(key)
         if file is None:
             return False
@@ -96,7 +96,7 @@ class DiskTier:
         return True
 
     def write(self, key: Key, pages: Sequence[bytes | memoryview]) -> bool:
-        """Write an entry, and evict others beyond the limit. False where that failed: the entry is not kept."""
+        """Write an entry, and evict others if the maximum size is exceeded. Return False if writing failed."""
         if key in self._files:
             return True
         path, checksum = self._path(key), 0
@@ -159,7 +159,7 @@ class DiskTier:
             self._forget(key)
 
     def _scan(self) -> None:
-        """List the folder, oldest files first, and remove what writers that were killed left behind."""
+        """List the folder, oldest files first, and remove temporary files of processes that were killed."""
         self._num_written = 0
         found: list[tuple[float, Key, _File]] = []
         for path in self._folder.glob("*/*"):
@@ -177,7 +177,7 @@ class DiskTier:
             self._num_bytes = sum(file.num_bytes for file in self._files.values())
 
     def _warn(self, what: str, path: Path, error: Exception) -> None:
-        """Write one line of the log, and no further one for a while: a full disk fails for every entry."""
+        """Count the error and log it, at most once a minute: if the disk is full, every entry fails."""
         self.num_errors += 1
         now = time.monotonic()
         if not self._warned_s or now - self._warned_s > _WARN_EVERY_S:

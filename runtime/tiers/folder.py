@@ -1,4 +1,4 @@
-"""The folder of --kv-disk: the key of its hashes, and the fingerprint of a model's files."""
+"""Folder of --kv-disk: the secret key with which block names are hashed, and the fingerprint of a model's files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SAMPLE_BYTES = 64 << 10  # at the start and the end of each file of weights
 
 
 def folder_key(folder: Path) -> bytes:
-    """Return the folder's 32 random bytes, which name blocks in it; the first server of a folder draws them. Whoever cannot read
-    them can neither find a prompt's blocks nor tell what prompt a file is of. Raises OSError, and ValueError for another file
-    of that name."""
+    """Return the folder's key, 32 random bytes with which block names are hashed. The first server that uses the folder creates
+    it. Without the key, nobody can find a prompt's blocks or check to which prompt a file belongs. Raises OSError if the key
+    cannot be read or written, and ValueError if it has another length."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     path = folder / _KEY_FILE
@@ -38,8 +38,9 @@ def folder_key(folder: Path) -> bytes:
 
 
 def fingerprint(files: ModelFiles, draft: ModelFiles | None, load: str) -> bytes:
-    """Return 32 bytes for the weights of a model, and of its draft model. `load`: how weights are drawn where they are not
-    read. Weights are known by name, size, time of change, and their first and last bytes."""
+    """Return 32 bytes that identify the weights of a model and of its draft model. They are a hash of the configuration and of
+    each file's name, size, modification time, first and last bytes. `load`: option for random weights instead of those in the
+    files."""
     digest = sha256(load.encode())
     for each in filter(None, (files, draft)):
         digest.update(repr(sorted(each.config.items())).encode())

@@ -1,6 +1,6 @@
-"""Host tier: which KV entries lie in which slots of host memory, least recently used first. Plain data, no tensors.
+"""Host tier: index of the KV entries in host memory, least recently used first. It contains plain data, no tensors.
 
-An entry can be found once all of its slots are written. One that is held, because somebody copies it, is not evicted."""
+An entry can be found once all its slots are written. An entry that is held, because a copy reads it, is not evicted."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Slots: TypeAlias = tuple[int, ...]  # as many as the group is wide
 
 
 class HostMemory(Protocol):
-    """The memory behind slots of `slot_bytes` each. Called on threads that copy."""
+    """Memory of the slots, `slot_bytes` each. Its methods are called on threads that copy blocks."""
 
     slot_bytes: int
 
     def rows(self, slots: Sequence[int]) -> Sequence[Any]:
-        """Return the slots in order, as tensors [n, slot_bytes] uint8 of neighbouring ones."""
+        """Return the slots in order, as a list of tensors [n, slot_bytes] uint8. Each tensor has n adjacent slots."""
         ...
 
     def views(self, slots: Sequence[int]) -> list[memoryview]:
-        """Return the bytes of each slot."""
+        """Return the memory of each slot, as writable views."""
         ...
 
 
@@ -44,11 +44,11 @@ class HostTier:
 
     @property
     def num_used(self) -> int:
-        """Slots in use, including those that are being written."""
+        """Number of slots in use, including slots that are being written."""
         return self.num_slots - self._num_new - len(self._free)
 
     def take(self, num: int) -> Slots | None:
-        """Return `num` slots to be written, at the cost of the least recently used entries; None where too many are held."""
+        """Return `num` slots to be written, evicting the least recently used entries. Return None if too many entries are held."""
         while len(self._free) + self._num_new < num:
             oldest = next((key for key in self._entries if not self._holds[key]), None)
             if oldest is None:
@@ -60,23 +60,24 @@ class HostTier:
         return (*taken, *range(first, first + num - len(taken)))
 
     def give_back(self, slots: Sequence[int]) -> None:
-        """Free slots that hold no entry."""
+        """Free `slots`, which must belong to no entry."""
         self._free += reversed(slots)
 
     def put(self, key: Key, slots: Slots) -> None:
-        """Note that an entry has been written. The first one of a key stays."""
+        """Add the entry `key`, whose slots have been written. If the key already has an entry, free `slots` instead."""
         if key in self._entries:
             self.give_back(slots)
         else:
             self._entries[key] = slots
 
     def clear(self) -> None:
-        """Forget all entries that are not held."""
+        """Remove all entries that are not held."""
         for key in [key for key in self._entries if not self._holds[key]]:
             self.give_back(self._entries.pop(key))
 
     def hold(self, key: Key) -> Slots:
-        """Return the slots of an entry, which stays until it is released, as the most recently used one."""
+        """Return the slots of the entry `key`, and protect it from eviction until `release` is called. It becomes the most
+        recently used."""
         self._holds[key] += 1
         self._entries.move_to_end(key)
         return self._entries[key]

@@ -1,4 +1,4 @@
-"""Lookup: what of a prefix lies in tiers, and whether it is quicker to read than to compute."""
+"""Lookup of prefixes in the KV tiers, with the decision whether reading the entries is faster than computing the tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class TierLookup:
     def __init__(
         self, host: HostTier, disk: DiskTier | None, slot_bytes: int, token_s: float, stats: TierStats
     ) -> None:
-        """Create a lookup. `token_s`: measured time in which a prompt's token is computed."""
+        """Create a lookup. `token_s`: measured time to compute one token of a prompt, in seconds. `slot_bytes`: bytes of one
+        block."""
         self.host, self.disk, self.stats = host, disk, stats
         self.token_s = token_s
         self._slot_bytes = slot_bytes
@@ -26,9 +27,10 @@ class TierLookup:
     def worth_reading(
         self, cache: PrefixCache, names: Several[BlockHash], num_cached: int, num: int
     ) -> tuple[int, list[Key]]:
-        """Return how many tokens need not be computed if entries are brought up, and these entries. `num_cached`: hashed blocks
-        of the cached prefix. Without entries of the disk where these would take longer than computing, and none where the
-        others would, too."""
+        """Return (number of tokens, entries): the tokens that need not be computed if these entries are read from the tiers.
+        `names`: hashes of the prompt's blocks, of which at most `num` are used. `num_cached`: length of the cached prefix, in
+        hashed blocks. If reading from disk is slower than computing, only host entries are returned. If that is slower too, the
+        result is (0, [])."""
         tiers: list[tuple[Container[Key], ...]] = [(self.host,)]
         if self.disk is not None:
             tiers.insert(0, (self.host, self.disk))
@@ -47,7 +49,8 @@ class TierLookup:
     def _missing(
         self, cache: PrefixCache, names: Several[BlockHash], num_cached: int, num: int, tiers: Several[Container[Key]]
     ) -> tuple[int, list[Key]]:
-        """Return the longest prefix that cache and `tiers` have together, in hashed blocks, and what of it only the tiers have."""
+        """Return the longest prefix in cache and `tiers` together, in hashed blocks, and the entries of it that are not in the
+        cache."""
         found = [_Names(index, cache.named(index), tiers) for index in range(len(cache.groups))]
         while (num := cache.longest_prefix(names, num, found)) > num_cached:
             longest, missing = num, list[Key]()
@@ -75,8 +78,6 @@ class TierLookup:
 
 
 class _Names:
-    """Names of a group's entries that the prefix cache or a tier has."""
-
     __slots__ = ("_cached", "_group", "_tiers")
 
     def __init__(self, group: int, cached: Container[BlockHash], tiers: Several[Container[Key]]) -> None:

@@ -1,11 +1,12 @@
-"""Scheduling of KV tiers: what goes down from the prefix cache, and what a waiting sequence has brought up.
+"""Scheduling of KV tiers: copies blocks from the prefix cache to the tiers, and back for waiting sequences.
 
-Down: when a sequence gives its blocks back, those that hold full blocks of known tokens are queued, and copied to the host as long
-as the prefix cache still has them. From there they go on to the disk. Up: a sequence whose prefix goes on in a tier waits, with
-blocks of its own, until they are filled; then the prefix cache has them and it starts as after any hit. Others are not held up.
+To the tiers: when a sequence releases its blocks, the full blocks of known tokens are queued. They are copied to the host if the
+prefix cache still has them then, and from the host to the disk. From the tiers: if a tier has more of a waiting sequence's prefix,
+blocks are allocated and filled. Then they are inserted in the prefix cache, and the sequence starts with an ordinary hit. Other
+sequences can start meanwhile.
 
-All copies run beside steps. None begins before the steps that were scheduled when its blocks were chosen have settled: until then
-these may write the blocks that are read, or use those that are written. Copied blocks have one user more meanwhile."""
+Copies run in parallel with steps. A copy begins only when all steps scheduled before it was planned have completed, because they
+may still use its blocks. During a copy, its blocks have an extra reference."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ _MAX_TRIES = 3  # fetches of a sequence until it starts: others may have evicted
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Entries on their way up for sequence `number`, with which `num_tokens` need not be computed. `found`: entries and the blocks
-    that they fill. `kept`: the cached blocks before them, which must not go meanwhile. `begins_after`: the step that has to
-    settle first."""
+    """Entries being copied to the device for sequence `number`; they save computing `num_tokens` tokens. `found`: blocks to fill
+    for each entry. `kept`: cached blocks before them, which must not be evicted. `begins_after`: number of the step that must
+    complete first."""
 
     number: int
     num_tokens: int
@@ -62,8 +63,8 @@ class TierScheduling(Feature):
         self, host: HostTier, slabs: HostMemory, token_s: float, disk: DiskTier | None = None,
         clock: Callable[[], float] = time.monotonic, copy_bytes: int = 64 << 20,
     ) -> None:  # fmt: skip
-        """Create the tiers. `token_s`: measured time in which a prompt's token is computed. `copy_bytes`: most of one copy, so that
-        others get their turn and little memory is staged."""
+        """Create the tiers. `token_s`: measured time to compute one token of a prompt, in seconds. `copy_bytes`: maximum size of
+        one copy, which limits the staging memory and the time until other copies can run."""
         self._copy_bytes = copy_bytes
         self.host, self.slabs, self.disk = host, slabs, disk
         self.stats = TierStats()
@@ -102,8 +103,8 @@ class TierScheduling(Feature):
         return sequence.number in self._fetches
 
     def fetched(self, sequence: Sequence, num_tries: int) -> bool | None:
-        """Return whether all that is worth it of the sequence's prefix is on the device: True, and it need not ask again; None
-        while there is no room for it, as for the sequence itself; False while something is on its way."""
+        """Return True if nothing more of the sequence's prefix is worth fetching from the tiers. Return False while entries are
+        being fetched or the lookup is postponed, and None if there are too few free blocks. `num_tries`: fetches so far."""
         if self.is_fetching(sequence):
             return False
         if num_tries >= _MAX_TRIES:
@@ -148,7 +149,7 @@ class TierScheduling(Feature):
 
     @property
     def has_work(self) -> bool:
-        """True if fetches wait for the first call of `launches`, which brings the door."""
+        """True if fetches are waiting for the first call of `launches`, which supplies the interface to the engine."""
         return bool(self._new) and self._door is None
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
@@ -165,12 +166,11 @@ class TierScheduling(Feature):
         self._go_on()
 
     def forget(self, batch: ScheduledBatch) -> None:
-        """Note that nothing can be trusted that the batch, or one in flight with it, was to write."""
+        """Discard the queue of blocks to copy. Called when `batch` failed, because it may not have written them."""
         self._to_keep.clear()
         self.settled(batch)
 
     def _go_on(self) -> None:
-        """Begin the copies that may begin."""
         if self._door is None:
             return
         if not self._saving:
@@ -179,11 +179,10 @@ class TierScheduling(Feature):
             self._read_disk(self._new.popleft())
 
     def _has_settled(self, number: int) -> bool:
-        """Return whether step `number` and all before it have settled."""
         return all(each > number for each in self._under_way)
 
     def _read_disk(self, fetch: _Fetch) -> None:
-        """Have the entries that only the disk has read into the host's memory, then go on to the device."""
+        """Read entries that are only on disk into host memory, then call `_copy_up`."""
         wanted: dict[Key, Slots] = {}
         for key in fetch.found:
             if key in self.host:
@@ -222,7 +221,7 @@ class TierScheduling(Feature):
         self._beside(0, read, done)
 
     def _copy_up(self, fetch: _Fetch) -> None:
-        """Copy the next entries to the device; when there are none left, the prefix cache has them all."""
+        """Copy the next entries from host memory to the device. When all are copied, insert them in the prefix cache."""
         if fetch.is_over:
             self._release(fetch)
             return
@@ -263,7 +262,6 @@ class TierScheduling(Feature):
             self._door.wake()
 
     def _release(self, fetch: _Fetch) -> None:
-        """Give up what is left to copy."""
         for key in fetch.left:
             self.host.release(key)
         fetch.left.clear()
@@ -271,7 +269,7 @@ class TierScheduling(Feature):
     # --- down -----------------------------------------------------------------------------------------------------
 
     def keep(self, sequence: Sequence) -> None:
-        """Queue the sequence's full blocks, which it is about to give back."""
+        """Queue the full blocks of `sequence` for a copy to the tiers. Called before the sequence releases them."""
         request = sequence.request
         end = sequence.num_registered_blocks
         if sequence.first_unfollowed >= 0:  # the drafts' layers lack what comes behind
@@ -292,7 +290,7 @@ class TierScheduling(Feature):
         self._go_on()
 
     def _save(self) -> None:
-        """Copy down the next entries that the prefix cache still has and no step in flight can write any more."""
+        """Copy the next queued entries to the host, if the prefix cache still has them and no step in flight can write them."""
         assert self._door is not None
         most = max(1, min(self._blocks.pool.num_blocks // _HELD_SHARE, self._copy_bytes // self.slabs.slot_bytes))
         num, saving = 0, self._saving
@@ -341,7 +339,7 @@ class TierScheduling(Feature):
             self._door.wake()
 
     def _write(self, key: Key) -> None:
-        """Have an entry of the host written to the disk."""
+        """Write the host entry `key` to the disk, on another thread."""
         assert self.disk is not None
         width = self._cache.groups[key[0]].width
         if key not in self.host or (self._num_writing + width) * _HELD_SHARE > self.host.num_slots:
@@ -372,7 +370,7 @@ class TierScheduling(Feature):
         return keys
 
     def _beside(self, number: int, work: Callable[[], Any], done: Callable[[asyncio.Future[Any]], None]) -> None:
-        """Run `work` on thread 0, which reads the disk, or 1, which writes it."""
+        """Run `work` on one of two threads and call `done` on the event loop. `number`: 0 for disk reads, 1 for disk writes."""
         if not self._threads:
             self._threads = [ThreadPoolExecutor(1, f"oneloop-kv-{name}") for name in ("read", "write")]
         asyncio.get_running_loop().run_in_executor(self._threads[number], work).add_done_callback(done)
@@ -390,7 +388,7 @@ class TierScheduling(Feature):
         return True
 
     def clear(self) -> None:
-        """Give back all blocks, and forget what was kept: the model may come back with other weights."""
+        """Release all blocks and forget all entries. Called when the model is unloaded, since it may return with other weights."""
         self._give_back()
         self.host.clear()
         if self.disk is not None:
@@ -398,7 +396,7 @@ class TierScheduling(Feature):
             self.disk = self.lookup.disk = None
 
     def _give_back(self) -> None:
-        """Give up all copies, of which those under way end for nothing."""
+        """Cancel all copies and release their blocks. The results of copies in flight are ignored."""
         for fetch in self._fetches.values():
             fetch.is_over = True
             for block_ids in (*fetch.found.values(), *fetch.kept):
@@ -418,7 +416,7 @@ class TierScheduling(Feature):
 
     @property
     def block_ids(self) -> Iterator[int]:
-        """Ids of blocks that copies keep alive, as often as they do."""
+        """Ids of the blocks to which copies hold references. An id appears once for each reference."""
         for fetch in self._fetches.values():
             for block_ids in (*fetch.found.values(), *fetch.kept):
                 yield from block_ids
@@ -433,7 +431,7 @@ class TierScheduling(Feature):
 
 
 class _Prefix(Claim):
-    """The prefix of one sequence. `_is_ready`: all that is worth it is on the device, or was."""
+    """Claim of one sequence on the KV tiers. `_is_ready`: True once nothing more of its prefix needs to be fetched."""
 
     __slots__ = ("_feature", "_is_ready", "_num_tries", "_sequence")
 

@@ -1,4 +1,5 @@
-"""Slabs: the memory of host slots, allocated slab by slab as slots are used; page-locked where a device copies by itself."""
+"""Host memory for the slots of the host tier, allocated in slabs as slots are first used. It is page-locked if a device needs
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _SLAB_BYTES = 256 << 20
 
 
 class Slabs:
-    """Slots of `slot_bytes` each. Call it on any thread: memory that is page-locked takes long to allocate."""
+    """Slots of `slot_bytes` bytes each in host memory. Thread-safe. Allocating page-locked memory is slow, so call the methods
+    on threads other than the event loop's."""
 
     def __init__(self, slot_bytes: int, num_slots: int, *, page_locked: bool) -> None:
         self.slot_bytes = slot_bytes
@@ -26,7 +28,7 @@ class Slabs:
         self._lock = Lock()
 
     def rows(self, slots: Sequence[int]) -> list[Tensor]:
-        """Return the slots in order, as tensors [n, slot_bytes] uint8 of neighbouring ones."""
+        """Return the slots in order, as a list of tensors [n, slot_bytes] uint8. Each tensor has n adjacent slots."""
         runs = groupby(enumerate(slots), key=lambda place: (place[1] - place[0], place[1] // self._slab_slots))
         found = []
         for (_, number), members in runs:
@@ -35,7 +37,7 @@ class Slabs:
         return found
 
     def views(self, slots: Sequence[int]) -> list[memoryview]:
-        """Return the bytes of each slot."""
+        """Return the memory of each slot, as writable views."""
         arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]] = [
             self._slab(slot // self._slab_slots)[slot % self._slab_slots].numpy() for slot in slots
         ]

@@ -1,4 +1,4 @@
-"""Metrics of the KV tiers, by vLLM's names. "GPU" stands for the device, whatever it is."""
+"""Metrics of the KV tiers, with vLLM's names. "GPU" in a name stands for any device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _FORGIVES = 1.05  # by which each refusal raises a rate, so that a slow moment i
 
 
 class Rate:
-    """Measured rate of one direction, in bytes a second. Before the first copy nothing is known, and it is taken to be fast."""
+    """Measured transfer rate of one direction, in bytes per second. Before the first copy, every transfer is assumed to take no
+    time."""
 
     def __init__(self) -> None:
         self._bytes_per_s: float | None = None
@@ -28,7 +29,8 @@ class Rate:
         return 0.0 if self._bytes_per_s is None else num_bytes / self._bytes_per_s
 
     def refused(self) -> None:
-        """Note that it was too slow."""
+        """Raise the rate slightly. Called when a transfer was rejected as too slow, so that a low rate is measured again some
+        time."""
         if self._bytes_per_s is not None:
             self._bytes_per_s *= _FORGIVES
 
@@ -45,7 +47,8 @@ class TierStats:
         self.num_lost = 0  # entries that were evicted before they could be copied down
 
     def moved(self, direction: str, num_bytes: int, began_s: float, ended_s: float) -> None:
-        """Count a copy that was submitted at `began_s`: it ran when the one before it had ended."""
+        """Record a completed copy. `began_s`: when it was submitted; it started once the previous copy of that direction had
+        ended."""
         took_s = ended_s - max(began_s, self._ended_s.get(direction, began_s))
         self._ended_s[direction] = ended_s
         self.rates[direction].note(num_bytes, took_s)

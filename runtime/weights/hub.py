@@ -128,14 +128,14 @@ def _why(repo_id: str, revision: str | None, error: Exception) -> str:
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):
-        return f"{repo_id} is gated: ask for access at https://huggingface.co/{repo_id} and set HF_TOKEN"
+        return f"{repo_id} is gated: request access at https://huggingface.co/{repo_id} and set HF_TOKEN"
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"{repo_id} is not on the Hugging Face hub, or it is private and HF_TOKEN is not set"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repo_id} has no revision {revision!r}"
     if isinstance(error, errors.LocalEntryNotFoundError):
         if constants.HF_HUB_OFFLINE:
-            return f"{repo_id} is not (completely) in the local cache, and HF_HUB_OFFLINE is set"
+            return f"{repo_id} is not completely in the local cache, and HF_HUB_OFFLINE is set: unset it to download"
         return f"{repo_id} is not in the local cache, and the hub cannot be reached: {error.__cause__ or error}"
     return f"{repo_id} could not be downloaded: {error}"
 

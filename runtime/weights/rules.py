@@ -286,8 +286,7 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> ReadPlan:
 
 
 def reduced(load: ReadPlan, parameter: Parameter, cut: Cut) -> ReadPlan:
-    """Return the load of this cut of `load`'s parameter. If rows are stored in their final order, only the needed ones are
-    read."""
+    """Return the load of this cut of `load`'s parameter. If rows are stored in their final order, only the needed ones are read."""
     if not cut.rows:
         return ReadPlan(parameter, ())
     if load.transform is not None and not isinstance(load.transform, UnitOffsetNorm):

@@ -111,8 +111,7 @@ def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: i
 
 
 def _query_factors(growth: AttentionTemperature, num_positions: int) -> Tensor:
-    """Return the factors of queries [num_positions, 1] float32. They may be applied before the rotation, which keeps
-    lengths."""
+    """Return the factors of queries [num_positions, 1] float32. They may be applied before the rotation, which keeps lengths."""
     periods = (torch.arange(num_positions)[:, None] + growth.offset) // growth.period
     return 1 + growth.beta * torch.log1p(periods.float())
 

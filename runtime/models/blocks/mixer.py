@@ -30,8 +30,7 @@ class MixerBlock(Protocol):
 
 
 class Mixers:
-    """All mixers of a layer; their outputs are added. `first_cache`: cache index of the first one in a step; the rest follow
-    it."""
+    """All mixers of a layer; their outputs are added. `first_cache`: cache index of the first one in a step; the rest follow it."""
 
     def __init__(
         self,

@@ -267,7 +267,6 @@ class DecoderSpec:
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """Return the per-sequence memory of each mixer, layer by layer, then kinds of other stages for which blocks have
-        space."""
+        """Return the per-sequence memory of each mixer, layer by layer, then kinds of other stages for which blocks have space."""
         elsewhere = () if self.stage_of is None else self.stage_of.elsewhere
         return (*(mixer.memory_kind for mixer in self._mixers()), *elsewhere)

@@ -178,8 +178,7 @@ def _last_of(block: OnlyBlock, layer: str, hidden_size: int) -> frozenset[str]:
 
 
 def _within_experts(spec: DecoderSpec) -> Iterator[frozenset[str]]:
-    """Yield the last linear layers of blocks parallel to experts, whose outputs are added to the experts' before the
-    all-reduce."""
+    """Yield the last linear layers of blocks parallel to experts, whose outputs are added to the experts' before the all-reduce."""
     for index, layer in enumerate(spec.layers):
         for block in layer.blocks:
             if isinstance(block, MoE) and block.shared is not None and block.latent is None:

@@ -262,8 +262,7 @@ def _traced_attention(
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
     s_aux: Tensor | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Record a call. Called by transformers' attention interface while a model is traced. `sliding_window` is in the mask
-    too."""
+    """Record a call. Called by transformers' attention interface while a model is traced. `sliding_window` is in the mask too."""
     trace = _trace_under_way.get()
     known = trace.windows.get(id(attention_mask))
     if known is None:

@@ -190,8 +190,7 @@ def _own_blocks(model: nn.Module) -> Grids | None:
 
 
 def _features(model: Any, modality: str) -> Any:
-    """Return the function that computes items of a modality: a method of the model, or the relevant part of its forward
-    pass."""
+    """Return the function that computes items of a modality: a method of the model, or the relevant part of its forward pass."""
     if isinstance(model, transformers.Llama4ForConditionalGeneration):
         return partial(_llama4, model)
     if isinstance(model, transformers.Phi4MultimodalModel):

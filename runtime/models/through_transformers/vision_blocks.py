@@ -196,8 +196,7 @@ class VisionBlock(Block):
     def forward(
         self, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """Compute the block as transformers calls it. hidden_states [T, H]; cu_seqlens [R + 1]; position_embeddings [T, D]
-        each."""
+        """Compute the block as transformers calls it. hidden_states [T, H]; cu_seqlens [R + 1]; position_embeddings [T, D] each."""
         self._shared.turn(*position_embeddings)
         return self._computed(hidden_states, lambda qkv: self._attended(qkv, self._shared.meta(cu_seqlens)))
 
@@ -206,8 +205,7 @@ class PictureBlock(Block):
     """Block for images with equal numbers of patches."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
-        """Compute the block as transformers calls it. hidden_states [B, N, H]; attention_mask [B, 1, 1 or N, N] marks
-        padding."""
+        """Compute the block as transformers calls it. hidden_states [B, N, H]; attention_mask [B, 1, 1 or N, N] marks padding."""
         num_pictures, num_patches, _width = hidden_states.shape
         meta = self._shared.pictures(num_pictures, num_patches, hidden_states)
 

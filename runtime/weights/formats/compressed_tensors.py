@@ -165,8 +165,7 @@ class CompressedTensors:
         return Composite(f"{base}.weight", (num_rows, num_columns), tensors, written)
 
     def _bits_of(self, layer: str) -> int | None:
-        """Return the bits of the config group that names the layer, else of the one for all linear layers, else of the
-        first."""
+        """Return the bits of the config group that names the layer, else of the one for all linear layers, else of the first."""
         named = [bits for targets, bits in self._bits if any(_is_named(layer, target) for target in targets)]
         general = [bits for targets, bits in self._bits if "Linear" in targets]
         found = named or general or [bits for _, bits in self._bits[:1]]
