@@ -1,4 +1,4 @@
-"""Decode: converts the bytes of a file, or a program's value, to the input of a processor."""
+"""Decoder of media: converts a file's bytes, or an array or image from a Python program, to the input of a processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from server.media.part import MediaPart, Modality
 
 
 class DecodedItem(NamedTuple):
-    """Decoded item. `options`: processor options derived from `value`. `sound`: samples of a video's audio."""
+    """Decoded item. `value`: a Pillow image, samples [N] or frames [T, H, W, 3]. `options`: processor options that describe
+    `value`. `sound`: samples [N] of a video's audio track, or None."""
 
     value: Any
     options: Mapping[str, Any] = {}
@@ -26,10 +27,10 @@ def decode(
     part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int, *, by_time: bool = False,
     with_sound: bool = False,
 ) -> Pieces[DecodedItem]:  # fmt: skip
-    """Decode a media part piece by piece.
+    """Decode a media part, in short pieces of work. Raises InvalidMedia.
 
-    `by_time`: sample videos at two frames a second by default, and pass that rate to the processor. `with_sound`: also read
-    a video file's audio, if it has any. Raises InvalidMedia."""
+    `value`: the file's bytes, or an array or image. `by_time`: sample a video's frames at 2 frames/s by default, and pass this
+    rate to the processor. `with_sound`: also decode the audio track of a video file, if the file has one."""
     where = part.where
     if part.modality == "image":
         return DecodedItem(_image(value, where, limits, io_kwargs))
@@ -60,7 +61,7 @@ def _video(found: video.Video) -> DecodedItem:
 
 
 def sample(modality: Modality, sampling_rate: int) -> DecodedItem:
-    """Return a small image, audio or video item to test a processor."""
+    """Return a small synthetic image, audio or video item, used to test a processor. `sampling_rate`: of audio, in Hz."""
     if modality == "audio":
         times = np.arange(sampling_rate, dtype=np.float32) / sampling_rate
         return DecodedItem(np.sin(2764.6 * times), {"sampling_rate": sampling_rate})  # 440 Hz
@@ -72,7 +73,7 @@ def sample(modality: Modality, sampling_rate: int) -> DecodedItem:
 
 
 def fingerprint(value: Any, where: str) -> Iterator[bytes]:
-    """Yield bytes that identify `value`. Raises InvalidMedia for a value that is not a file, image or array."""
+    """Yield bytes to hash that identify `value`. Raises InvalidMedia if `value` is not a file, image or array."""
     if isinstance(value, bytes):
         yield b"file:"
         yield value

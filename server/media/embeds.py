@@ -1,7 +1,7 @@
-"""Embeddings computed by the client: a safetensors file, never a pickle, which could execute code.
+"""Reader and writer of embeddings that the client has computed. They are a safetensors file; a pickle could execute code.
 
 The file has one array of vectors [N, W], float32, float16 or bfloat16. For images and videos of models with grid positions
-(Qwen-VL) it also has the grid, `image_grid_thw` or `video_grid_thw`, int64."""
+(Qwen-VL) the file also has the grid, `image_grid_thw` or `video_grid_thw`, int64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 
 def read_embeds(data: bytes, where: str) -> dict[str, Array]:
-    """Read the vectors [N, W] float32, under EMBEDS, and a grid [1, 3] int64 under its name. Raises InvalidMedia."""
+    """Read a safetensors file of embeddings. Return its arrays by name: the vectors, float32 [N, W], under the key EMBEDS, and
+    the grid, int64 [1, 3], under its own name. Raises InvalidMedia."""
     tensors = dict(_tensors(data, where))
     vectors = {name: each for name, each in tensors.items() if name not in _GRIDS}
     if len(vectors) != 1:
@@ -45,14 +46,14 @@ def read_embeds(data: bytes, where: str) -> dict[str, Array]:
 
 
 def prompt_item(data: bytes, where: str) -> MediaItem:
-    """Read a whole prompt of embeddings as an item for the engine. Raises InvalidMedia."""
+    """Return a media item for a prompt that consists only of the embeddings in the file `data`. Raises InvalidMedia."""
     vectors = read_embeds(data, where)[EMBEDS]
     positions = np.arange(len(vectors), dtype=np.int32)
     return MediaItem(EMBEDS, sha256(b"prompt:" + data).digest(), positions, {EMBEDS: vectors})
 
 
 def stored(arrays: Mapping[str, Any], where: str) -> bytes:
-    """Write a program's arrays and tensors as such a file: vectors [N, W] or [1, N, W], and grids. Raises ValueError."""
+    """Return the arrays or tensors as a safetensors file: vectors [N, W] or [1, N, W], and grids. Raises ValueError."""
     head: dict[str, Any] = {}
     body = b""
     for name, value in arrays.items():
@@ -76,7 +77,6 @@ def _array(value: Any, name: str, where: str) -> Array:
 
 
 def _tensors(data: bytes, where: str) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors of a safetensors file, by name. Raises InvalidMedia."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(_MAX_HEAD_BYTES, len(data) - 8):
         raise InvalidMedia(_NO_FILE, where)

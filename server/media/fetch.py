@@ -1,8 +1,8 @@
 """Fetcher: downloads http and https URLs from clients, only from hosts that the server's operator has allowed.
 
-Redirects are checked like the first URL: the host is allowed, all its addresses are public, and the connection uses one of
-the checked addresses, so a second DNS lookup cannot change it. No proxy, cookies, keys or decompression; bytes, redirects
-and time are limited. Error messages reveal nothing about an address except that it is not allowed."""
+Each redirect is checked like the first URL: its host must be allowed and all addresses of the host public. The connection uses a
+checked address, so a second DNS lookup cannot change it. No proxy, cookies, keys or decompression are used; bytes, redirects and
+time are limited. Error messages reveal nothing about an address except that it is not allowed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ANY: Final = "*"
 
 
 class AllowedHosts:
-    """Allowed hosts. `names`: host names, "*.example.com" for all below a domain, "*" for all; private addresses and networks,
-    to fetch from them deliberately.
+    """Set of hosts that may be fetched from. `names`: host names, "*.example.com" for all hosts below a domain, "*" for all hosts.
+    Private addresses and networks are allowed only if `names` lists them.
 
     Raises ValueError for an invalid name."""
 
@@ -44,11 +44,11 @@ class AllowedHosts:
                 self._names.add(name.lower().rstrip("."))
 
     def __bool__(self) -> bool:
-        """Return whether anything may be fetched."""
+        """Return True if at least one host or network is allowed."""
         return bool(self._names or self._networks)
 
     def takes_host(self, host: str) -> bool:
-        """Return whether `host`, a name or address as in a URL, is allowed."""
+        """Return True if URLs with `host`, a host name or IP address, are allowed."""
         host = host.lower().rstrip(".")
         if address := _address(host):
             return ANY in self._names or self._is_named(address)
@@ -58,7 +58,7 @@ class AllowedHosts:
         )  # fmt: skip
 
     def takes_address(self, text: str) -> bool:
-        """Return whether `text`, an address that a host resolves to, is allowed."""
+        """Return True if connections to the IP address `text`, to which a host name resolved, are allowed."""
         address = _address(text)
         return address is not None and (self._is_named(address) or is_public(address))
 
@@ -74,7 +74,8 @@ def _address(text: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Return whether the address belongs to one host on the public internet, and contains no other address."""
+    """Return True if `address` is a unicast address of the public internet. If `address` embeds an IPv4 address (NAT64, 6to4,
+    Teredo), the IPv4 address is checked instead."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -94,14 +95,14 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of `host` from this machine's resolver."""
+    """Return the IP addresses of `host`, as strings, from this machine's DNS resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(each[4][0]) for each in found]
 
 
 class Fetcher:
-    """Download of media. `timeout_s`: for a whole file, redirects included. `transport` and `resolver`: access to the
-    network."""
+    """HTTP client that downloads media. `timeout_s`: time limit of one file, redirects included. `transport` and `resolver`:
+    replacements for the network and DNS, used by tests."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Fetcher:
         self._resolver = resolver
 
     async def fetch(self, url: str, where: str) -> bytes:
-        """Download the file at `url`. `where`: its field for errors. Raises InvalidMedia."""
+        """Download the file at `url` and return its bytes. `where`: the URL's field name in the request. Raises InvalidMedia."""
         if not self._hosts:
             raise InvalidMedia(
                 "fetching URLs is disabled: send the data itself, or start the server with --allowed-media-domains",
@@ -156,7 +157,6 @@ class Fetcher:
         raise InvalidMedia(f"it was redirected more than {MAX_REDIRECTS} times", where)
 
     async def _pinned(self, url: str, where: str) -> httpx.Request:
-        """Return the request for `url`, sent to a checked address, with the URL's host name."""
         import httpx
 
         parts, port = _split(url, where)
@@ -208,7 +208,6 @@ def too_large(max_bytes: int, where: str) -> InvalidMedia:
 
 
 def _split(url: str, where: str) -> tuple[SplitResult, int]:
-    """Split a URL into its parts and port. Raises InvalidMedia."""
     if len(url) > MAX_URL_CHARS:
         raise InvalidMedia(f"the URL has more than {MAX_URL_CHARS} characters", where)
     try:

@@ -1,6 +1,6 @@
-"""Images: decodes a file to an upright RGB image of Pillow.
+"""Image decoder: converts an image file to an upright RGB image of Pillow.
 
-The size in the file's header is checked first, so an oversized file is never decompressed. Of an animation the first frame
+The size in the file's header is checked first, so an oversized file is never decompressed. Only the first frame of an animation
 is used. Transparent areas are blended with white, or with `background`."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIECE_BYTES: Final = 4096  # of a file, unpacked without leave for other thread
 
 
 def read_image(data: bytes, where: str, *, max_pixels: int, background: Sequence[int] = WHITE) -> Image:
-    """Decode an image file to RGB. Raises InvalidMedia."""
+    """Decode an image file to an RGB image. `background`: RGB colour behind transparent areas. Raises InvalidMedia."""
     with _pillow(where) as pillow:
         picture = pillow.Image.open(BytesIO(data), formats=FORMATS)
         check_size(picture.size, max_pixels, where)
@@ -40,7 +40,7 @@ def read_image(data: bytes, where: str, *, max_pixels: int, background: Sequence
 
 
 def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
-    """Check the size (width, height). Raises InvalidMedia."""
+    """Raise InvalidMedia if the image size (width, height) is empty or exceeds the limits."""
     width, height = size
     if width < 1 or height < 1:
         raise InvalidMedia(f"it is {width} x {height} pixels: the image is empty", where)
@@ -68,7 +68,7 @@ def rgb(picture: Image, where: str, background: Sequence[int] = WHITE) -> Image:
 
 
 class _pillow:
-    """Context that imports Pillow, and converts any error raised by a broken file to InvalidMedia."""
+    """Context manager that imports Pillow, and converts each error of Pillow about a broken file to InvalidMedia."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -98,7 +98,7 @@ class _pillow:
 
 
 def of_array(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], where: str) -> Image:
-    """Return an image of a byte array [H, W], [H, W, 3] or [H, W, 4]. Raises InvalidMedia."""
+    """Convert a uint8 array [H, W], [H, W, 3] or [H, W, 4] to a Pillow image. Raises InvalidMedia."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise InvalidMedia(
             f"an array of {array.dtype} {list(array.shape)} is not an image: expected uint8 [H, W], [H, W, 3] or [H, W, 4]",

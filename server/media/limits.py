@@ -1,4 +1,4 @@
-"""MediaLimits: limits of the media of a request, and decoder options."""
+"""Limits of a request's media, and parsers of media options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MODALITIES: Final[Sequence[Modality]] = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits of media in a prompt. `max_items`: of each modality. `max_bytes`: of a stored file. `max_pixels`: of an image
-    or frame. `max_seconds`: of audio or video. `max_frames`: of the frames that the model receives from a video."""
+    """Limits of the media in one prompt. `max_items`: maximum number of items, by modality. `max_bytes`: maximum file size.
+    `max_pixels`: maximum size of an image or frame. `max_seconds`: maximum length of audio or video. `max_frames`: maximum
+    number of frames that the model receives from one video."""
 
     max_items: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(MODALITIES, 16))
     max_bytes: int = 64 * 1024**2
@@ -27,7 +28,7 @@ class MediaLimits:
 
 
 def read_counts(text: str) -> dict[str, int]:
-    """Parse --limit-mm-per-prompt, in vLLM's format: '{"image": 4, "video": 0}'. Raises ValueError."""
+    """Parse --limit-mm-per-prompt: a JSON object of item limits in vLLM's format, '{"image": 4, "video": 0}'. Raises ValueError."""
     found = read_object(text)
     for name, count in found.items():
         if name not in MODALITIES:
@@ -38,7 +39,7 @@ def read_counts(text: str) -> dict[str, int]:
 
 
 def read_io_kwargs(text: str) -> Mapping[str, Mapping[str, Any]]:
-    """Parse --media-io-kwargs, in vLLM's format: '{"video": {"num_frames": 40}}'. Raises ValueError."""
+    """Parse --media-io-kwargs: decoder options in vLLM's format, '{"video": {"num_frames": 40}}'. Raises ValueError."""
     found = read_object(text)
     for name, options in found.items():
         known = IO_KWARGS.get(name)
@@ -54,7 +55,7 @@ def read_io_kwargs(text: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def check_processor_kwargs(given: Mapping[str, Any]) -> None:
-    """Check a request's processor options: only options that cannot cost more than the operator allows. Raises ValueError."""
+    """Raise ValueError if a request's processor options contain an option or value that could exceed the operator's limits."""
     for name, value in given.items():
         check = PROCESSOR_KWARGS.get(name)
         if check is None:

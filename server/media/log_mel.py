@@ -1,6 +1,6 @@
-"""Log-mel spectrograms as Whisper reads them (Radford et al. 2022), equal to those of transformers' WhisperFeatureExtractor.
+"""Log-mel spectrograms for Whisper (Radford et al. 2022), equal to those of transformers' WhisperFeatureExtractor.
 
-Uses only numpy: a 30 s window takes a fraction of the extractor's time, and the extractor's import takes seconds."""
+Only numpy is used: it computes a 30 s window faster than the extractor, whose import alone takes seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _LINEAR_HZ, _LINEAR_MELS, _LOG_STEP = 1000.0, 15.0, np.log(6.4) / 27.0  # of Sla
 
 
 class LogMel:
-    """Log-mel frames of audio at `sample_rate` Hz: `num_mel_bins` bands of `n_fft` samples every `hop_length` samples."""
+    """Log-mel spectrogram of audio at `sample_rate` Hz: `num_mel_bins` bands from windows of `n_fft` samples, one window every
+    `hop_length` samples."""
 
     def __init__(self, num_mel_bins: int, sample_rate: int = 16_000, n_fft: int = 400, hop_length: int = 160) -> None:
         self._n_fft = n_fft
@@ -31,18 +32,19 @@ class LogMel:
         return num_samples // self._hop
 
     def loudest(self, samples: Float32s, start: int = 0) -> float:
-        """Return the largest number of `frames`, of _PIECE_FRAMES frames from number `start` on."""
+        """Return the maximum log10 energy in the _PIECE_FRAMES frames of `samples` that begin with frame `start`."""
         return float(self._frames(samples, start, _PIECE_FRAMES).max(initial=np.log10(_LEAST)))
 
     def pieces(self, num_samples: int) -> range:
-        """Return the starts for which `loudest` covers all frames."""
+        """Return the `start` values for which calls of `loudest` cover all frames of `num_samples` samples."""
         return range(0, self.num_frames(num_samples), _PIECE_FRAMES)
 
     def features(self, samples: Float32s, start: int, num_frames: int, loudest: float | None = None) -> Float32s:
-        """Return frames [start, start + num_frames) of `samples` [N], [num_mel_bins, num_frames], with zeros after the last
-        one.
+        """Return the features [num_mel_bins, num_frames] of frames `start` to `start + num_frames - 1` of `samples` [N]. Frames
+        after the end of the audio are zero.
 
-        `loudest`: maximum over all frames of the audio, below which 8 decades are kept; None: the maximum of these frames."""
+        `loudest`: maximum log10 energy of the whole audio, None for the maximum of these frames. Energies more than 8 decades
+        below `loudest` are raised to that level."""
         frames = self._frames(samples, start, num_frames)
         if loudest is None:
             loudest = float(frames.max(initial=np.log10(_LEAST)))
@@ -51,8 +53,8 @@ class LogMel:
         return found
 
     def _frames(self, samples: Float32s, start: int, num_frames: int) -> Float32s:
-        """Return log10 energies [num_mel_bins, n] of at most `num_frames` frames. Frame f is centred at sample f *
-        hop_length. The audio is reflected at both ends."""
+        """Return log10 energies [num_mel_bins, n], n <= `num_frames`, of the frames that begin with frame `start`. Frame f is
+        centred at sample f * hop_length. The audio is padded by reflection at both ends."""
         num = max(0, min(num_frames, self.num_frames(len(samples)) - start))
         half = self._n_fft // 2
         first, last = start * self._hop - half, (start + num - 1) * self._hop + half
@@ -70,7 +72,7 @@ class LogMel:
 
 @lru_cache
 def _filters(num_mel_bins: int, n_fft: int, sample_rate: int) -> Float32s:
-    """Return triangular filters [num_mel_bins, n_fft / 2 + 1] on Slaney's mel scale, each of the same area."""
+    """Return triangular filters [num_mel_bins, n_fft / 2 + 1] on Slaney's mel scale. All filters have the same area."""
     edges = _hertz(np.linspace(0.0, _mels(sample_rate / 2), num_mel_bins + 2))
     bins = np.linspace(0.0, sample_rate / 2, n_fft // 2 + 1)
     slopes = edges[:, None] - bins

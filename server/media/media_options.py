@@ -1,4 +1,4 @@
-"""MediaOptions: parsed media options of the server, and the reader that they create for a model."""
+"""Parser of the server's media options. The options then create a media reader for each model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class MediaOptions:
-    """The media options of a server, parsed. Raises ValueError, which names the option."""
+    """Parsed media options of a server. Raises ValueError with the option's name if an option is invalid."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -43,8 +43,8 @@ class MediaOptions:
     def reader(
         self, folder: Path, model_config: Mapping[str, Any], modalities: frozenset[str]
     ) -> MediaReader | NoMedia:
-        """Return the reader for the model in `folder` with these `modalities`. If its processor cannot be loaded, the model
-        serves text only, and the log says why. Raises ValueError, which names the option, if the processor refuses
+        """Return a media reader for the model in `folder`, which supports `modalities`. If its processor cannot be loaded, log
+        the reason and return NoMedia: the model then serves text only. Raises ValueError if the processor rejects
         --mm-processor-kwargs."""
         if not modalities:
             return NoMedia()

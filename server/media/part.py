@@ -1,6 +1,6 @@
-"""MediaPart: an image, audio or video part of a request, with the source of its bytes and its field name for errors.
+"""Media part: an image, audio or video in a request, with the source of its bytes and its field name for error messages.
 
-Each API converts its wire types to it. Its data is not fetched or decoded yet."""
+Each API converts its wire types to MediaPart. The bytes are not yet fetched or decoded."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Base64(Struct, frozen=True):
 
 
 class Given(Struct, frozen=True):
-    """Value from a program: the bytes of a file, a Pillow image, arrays, or a pair of samples and their rate."""
+    """Value from a Python program: the bytes of a file, a Pillow image, arrays, or a pair (samples, sampling rate)."""
 
     value: Any
 
 
 class MediaPart(Struct, frozen=True):
-    """Media part of a request. `where`: path of its field in the request. `kind`: the client's name for it ("image_url").
-    `is_embeds`: it contains encoder outputs (`embeds.py`)."""
+    """Image, audio or video in a request. `where`: path of the field in the request, for errors. `kind`: name of the content
+    type in the client's API, such as "image_url". `is_embeds`: the file contains encoder outputs (see `embeds.py`)."""
 
     modality: Modality
     source: Url | Base64 | Given
@@ -45,7 +45,7 @@ class MediaPart(Struct, frozen=True):
 
 
 def file_part(url: str, where: str, kind: str) -> MediaPart:
-    """Return the part of a data URL, whose MIME type gives the modality. Raises InvalidMedia for unsupported types."""
+    """Return the media part for the file in the data URL `url`. The MIME type selects the modality. Raises InvalidMedia."""
     found = _MIME.match(url)
     if found is None:
         raise InvalidMedia("a file must be a data URL with its type, such as data:image/png;base64,…", where)

@@ -1,4 +1,4 @@
-"""PcmReader: raw audio that comes in pieces (PCM, G.711), decoded and resampled by FFmpeg's libraries (PyAV)."""
+"""Decoder of raw audio streams (PCM, G.711), which decodes and resamples with FFmpeg's libraries (PyAV)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 class PcmReader:
-    """Reader of one channel in `encoding` at `rate` Hz. `to_rate`: of the samples returned."""
+    """Streaming decoder of one audio channel. `encoding` and `rate`: input format and sampling rate in Hz. `to_rate`: sampling
+    rate of the output, in Hz."""
 
     def __init__(self, encoding: Encoding, rate: int, to_rate: int) -> None:
-        """Raises MediaNotInstalled."""
+        """Create the decoder. Raises MediaNotInstalled if PyAV is not installed."""
         try:
             import av
         except ImportError:
@@ -35,7 +36,7 @@ class PcmReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Float32s:
-        """Return the samples [N] that `data` completes. A sample may be split between two pieces."""
+        """Decode the next bytes of the stream. Return the output samples, float32 [N]. `data` may begin or end within a sample."""
         data = self._rest + data
         end = len(data) - len(data) % self._sample_bytes
         self._rest = data[end:]
@@ -44,7 +45,7 @@ class PcmReader:
         return _joined([made for frame in frames for made in self._resampler.resample(frame)])
 
     def flush(self) -> Float32s:
-        """Return the samples that the resampler still holds, and begin anew."""
+        """Return the samples still buffered in the resampler, float32 [N], and reset the decoder for a new stream."""
         made = _joined(self._resampler.resample(None))
         self._resampler, self._rest = self._new_resampler(), b""
         return made

@@ -1,7 +1,7 @@
-"""Placeholders of media in a prompt: one per item in the template's text, and one per encoder output in the token ids.
+"""Placeholders of media in a prompt. The template's text has one placeholder per item; the token ids have one per encoder output.
 
-A run of placeholders is tokenised as one and repeated afterwards, since an image may have thousands and a special token is
-encoded the same everywhere."""
+An image may have thousands of placeholders. A run of equal placeholders is tokenised as one token, which is then repeated: a
+special token has the same id everywhere."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PlaceholderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Text of one item in a prompt. In `text`, each run of encoder-output tokens is a single token; `runs` are the lengths
-    of the runs, and `heard` the indices of the runs for a video's audio."""
+    """Text that replaces the placeholder of one item. `text`: contains each run of encoder-output tokens as a single token.
+    `runs`: the length of each run. `heard`: indices of the runs for a video's audio."""
 
     text: str
     runs: tuple[int, ...]
@@ -56,8 +56,8 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class ReadMedia:
-    """Processed media item without its position. See `MediaItem`. `sound`: tensors of a video's audio, which is a separate
-    item."""
+    """Processed media item without its position in a prompt; see `MediaItem`. `sound`: tensors of a video's audio track, which
+    becomes a separate item."""
 
     modality: Modality
     digest: bytes
@@ -72,7 +72,7 @@ class ReadMedia:
 
     @property
     def takers(self) -> list[Modality]:
-        """Modality of the encoder outputs of each run."""
+        """Modality of each run in `expansion.runs`: "audio" for a video's audio, otherwise the item's modality."""
         return [
             "audio" if index in self.expansion.heard else self.modality for index in range(len(self.expansion.runs))
         ]
@@ -84,9 +84,9 @@ class ReadMedia:
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """Media of one prompt, in the order given. `tokens`: the placeholder of each modality in a rendered template;
-    `output_ids`: the tokens replaced by encoder outputs. `layout`: formats a prompt without a template, if the model has
-    such a format. `tells_apart`: the model encodes audio differently next to images."""
+    """Media items of one prompt, in the request's order. `tokens`: by modality, the placeholder in a rendered template.
+    `output_ids`: by modality, the token id that is replaced by encoder outputs. `layout`: function that formats a prompt without
+    a template, or None. `tells_apart`: the model encodes audio differently if the prompt has images."""
 
     read: Sequence[ReadMedia]
     tokens: Mapping[Modality, str]
@@ -95,10 +95,10 @@ class PromptMedia:
     tells_apart: bool = False
 
     def written(self, text: str, spelled: Callable[[str], str] = str) -> tuple[str, list[ReadMedia]]:
-        """Return `text` with each placeholder replaced by its item's text, and the items in their order. `spelled`: how `text`
-        writes control tokens.
+        """Replace each placeholder in `text` by its item's text. Return the new text, and the items in the order of their
+        placeholders. `spelled`: converts a control token to its spelling in `text`.
 
-        Raises PlaceholderError if the numbers of placeholders and items differ."""
+        Raises PlaceholderError if the number of placeholders differs from the number of items."""
         left = {modality: [each for each in self.read if each.modality == modality] for modality in self.tokens}
         by_token = {spelled(token): modality for modality, token in self.tokens.items()}
         pieces = re.split(f"({'|'.join(map(re.escape, by_token))})", text)
@@ -115,9 +115,10 @@ class PromptMedia:
         return "".join(pieces), ordered
 
     def placed(self, ids: Sequence[int], ordered: Sequence[ReadMedia]) -> tuple[list[int], tuple[MediaItem, ...]]:
-        """Return the ids of a text from `written` with runs at full length, and the items at their positions.
+        """Repeat the encoder-output tokens in `ids` to the full length of each run. Return the new token ids, and the items with
+        their positions. `ids` and `ordered`: token ids and items of a text returned by `written`.
 
-        Raises PlaceholderError if the text has encoder-output tokens that belong to no item."""
+        Raises PlaceholderError if `ids` contains encoder-output tokens that belong to no item."""
         found = np.asarray(ids, dtype=np.int64)
         takers = [self.output_ids[taker] for each in ordered for taker in each.takers]
         places = np.flatnonzero(np.isin(found, list(self.output_ids.values())))
@@ -131,7 +132,8 @@ class PromptMedia:
 
 
 def _placed(read: ReadMedia, starts: Iterator[int]) -> Iterator[MediaItem]:
-    """Yield the item with its positions and, for a video with audio, its audio as a second item."""
+    """Yield the item with its positions and, for a video with audio, the audio as a second item. `starts`: first position of
+    each run."""
     seen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     heard: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     for index, length in enumerate(read.expansion.runs):

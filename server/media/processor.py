@@ -1,7 +1,7 @@
-"""Processor: runs a model's transformers processor on one image, audio or video item.
+"""Wrapper of a model's transformers processor, which processes one image, audio or video item per call.
 
-Each item is processed alone, so its tensors do not depend on others in the prompt or batch. A missing processor or part is
-reported by name. This file alone in the folder uses transformers, which is imported when a model needs it."""
+Each item is processed alone, so its tensors do not depend on the other items of the prompt or batch. Errors name a missing
+processor or package. In this folder, only this file imports transformers, and only for models that need it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _OF_TEXT: Final = frozenset(
 
 
 class Training(NamedTuple):
-    """Training details missing from processors and configs. `images_first`: in a prompt without a template, all images
-    precede the text. `tells_apart`: audio is encoded differently next to images."""
+    """Details of a model's training that its processor and config do not contain. `images_first`: in a prompt without a
+    template, all images precede the text. `tells_apart`: audio is encoded differently if the prompt has images."""
 
     images_first: bool = False
     tells_apart: bool = False
@@ -59,7 +59,7 @@ _TRAINING: Final[Mapping[str, Training]] = MappingProxyType({
 
 
 class ProcessorError(Exception):
-    """Error of an unavailable processor, with a reason that the server's operator can act on."""
+    """Error: the processor is not available. The message states a reason that the server's operator can act on."""
 
 
 class Refused(ValueError):
@@ -67,11 +67,12 @@ class Refused(ValueError):
 
 
 class Processor:
-    """Wrapper of a transformers processor. `modalities`: its inputs. `tokens`: by modality, the placeholder that a chat
-    template writes for each item; `output_ids`: the tokens replaced by encoder outputs. `fingerprint`: digest of its files."""
+    """Wrapper of a transformers processor. `modalities`: the kinds of items that the processor supports. `tokens`: by modality,
+    the placeholder that a chat template writes for each item. `output_ids`: by modality, the token id that is replaced by
+    encoder outputs. `fingerprint`: digest of the processor's files."""
 
     def __init__(self, processor: Any, config: Mapping[str, Any], fingerprint: bytes = b"") -> None:
-        """Wrap `processor`, of transformers, for a model with `config`. Raises ProcessorError."""
+        """Wrap the transformers object `processor` for a model with the config `config`. Raises ProcessorError."""
         self._processor = processor
         self._training = _TRAINING.get(type(processor).__name__, Training())
         self.fingerprint = fingerprint
@@ -112,22 +113,22 @@ class Processor:
 
     @property
     def layout(self) -> Callable[[str], str] | None:
-        """Format of a prompt without a template; see `PromptMedia.layout`."""
+        """Function that formats a prompt without a template, or None; see `PromptMedia.layout`."""
         return self._images_first if self._training.images_first else None
 
     @property
     def tells_apart(self) -> bool:
-        """True if audio is encoded differently next to images; see `PromptMedia.tells_apart`."""
+        """True if audio is encoded differently when the prompt has images; see `PromptMedia.tells_apart`."""
         return self._training.tells_apart
 
     def _images_first(self, text: str) -> str:
-        """Return the prompt in PaliGemma's training format: BOS after the last image, and a line break at the end."""
+        """Return the prompt `text` in PaliGemma's training format: with BOS after the last image, and a line break at the end."""
         head, token, asked = text.rpartition(self.tokens["image"])
         return f"{head}{token}{self._processor.tokenizer.bos_token}{asked}\n"
 
     @property
     def hears_videos(self) -> bool:
-        """True if the processor places a video's audio among its tokens, and needs the frame rate."""
+        """True if the processor accepts a video with its audio. Such a processor requires the frame rate."""
         return hasattr(self._processor, "load_audio_from_video") and {"audio", "video"} <= self.modalities
 
     @property
@@ -142,10 +143,10 @@ class Processor:
     def process(
         self, modality: Modality, value: Any, options: Mapping[str, Any], sound: Any = None
     ) -> tuple[Expansion, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]:
-        """Return the text of `value` in a prompt, and its tensors. `options`: mm_processor_kwargs and options of this value.
-        `sound`: samples of a video's audio, whose tensors have no "video" in their names.
+        """Process one item. Return the text that replaces its placeholder, and its tensors by name. Raises Refused.
 
-        Raises Refused."""
+        `options`: mm_processor_kwargs and the options of this item. `sound`: samples [N] of a video's audio track. The names of
+        audio tensors then do not contain "video"."""
         token = self.tokens[modality]
         heard = {} if sound is None else {**_HEARD, "audio": [sound], "sampling_rate": self.sampling_rate}
         try:
@@ -171,7 +172,7 @@ class Processor:
         return expansion, {name: _array(tensor) for name, tensor in made.items() if name not in _OF_TEXT}
 
     def _check_heard(self, made: Mapping[str, Any], num_samples: int) -> None:
-        """Raise Refused if the processor has silently truncated the audio."""
+        """Raise Refused if the processor has truncated the audio without an error. `made`: the processor's output."""
         mask, hop = made.get("feature_attention_mask"), getattr(self._part("audio"), "hop_length", 0)
         if mask is not None and hop and int(mask.sum()) * hop < num_samples - hop:
             seconds = int(mask.sum()) * hop / self.sampling_rate
@@ -185,7 +186,7 @@ class Processor:
 
 
 def _array(tensor: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """Convert a tensor, or a list with one tensor per tile, to an array."""
+    """Convert a tensor, or a list of tensors (one per image tile), to a numpy array."""
     if isinstance(tensor, Sequence):
         tensor = [_array(each) for each in tensor]
         return np.stack(tensor) if len({each.shape for each in tensor}) == 1 else np.asarray(tensor)
@@ -195,7 +196,6 @@ def _array(tensor: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
 
 
 def _class_name(folder: Path) -> str | None:
-    """Return the processor class named in the model's files."""
     for name in (*_FILES, "tokenizer_config.json"):
         path = folder / name
         if path.is_file():
@@ -206,7 +206,7 @@ def _class_name(folder: Path) -> str | None:
 
 
 def _loaded(kind: Any, folder: Path) -> Any:
-    """Load the processor; without its video part if torchvision is not installed."""
+    """Load a processor of class `kind`. If torchvision is not installed, load it without its video processor."""
     import transformers
     from transformers.utils.import_utils import is_torchvision_available
 
@@ -226,7 +226,7 @@ def _loaded(kind: Any, folder: Path) -> Any:
 
 
 def _without_videos(kind: Any) -> Any:
-    """Return a subclass of the processor class that allows missing parts."""
+    """Return a subclass of the processor class `kind` that allows its components to be None."""
 
     def check(self: Any, name: str, part: Any) -> Any:
         return None if part is None else kind.check_argument_for_proper_class(self, name, part)

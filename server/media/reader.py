@@ -1,8 +1,8 @@
-"""MediaReader: converts media parts of a request to placeholders in its prompt and inputs of the model's encoder.
+"""Media reader: converts a request's media parts to placeholders in the prompt and inputs of the model's encoder.
 
-Remote data is awaited. Everything else runs on threads, in pieces, so that requests alternate and cancelled work stops.
-Sizes are checked before decompression. Results are cached within a limit, because each turn of a conversation sends its
-images again."""
+Remote files are downloaded on the event loop. All other work runs on threads in short pieces, so that requests alternate and
+cancelled work stops early. Sizes are checked before decompression. Results are cached, because each request of a conversation
+sends all its images again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COST = 1 << 20  # of one item, as texts are counted: very much
 
 
 class NoMedia:
-    """Reader of a model that reads no media. `why`: the reason, if it is not the model itself."""
+    """Media reader of a model that accepts text only. `why`: reason if the model supports media but they cannot be read."""
 
     modalities: frozenset[str] = frozenset()
 
@@ -41,7 +41,7 @@ class NoMedia:
     async def read(
         self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None, tenant: str | None = None
     ) -> NoReturn:
-        """Raise TextOnly or MediaNotInstalled."""
+        """Raise TextOnly, or MediaNotInstalled if the model supports media. Never returns."""
         part = parts[0]
         if self._why is not None:
             raise MediaNotInstalled(self._why, part.where)
@@ -49,10 +49,10 @@ class NoMedia:
 
 
 class MediaReader:
-    """Reader of media parts. `modalities`: the model's. `io_kwargs`: decoder options by modality; `processor_kwargs`:
-    processor options. `cache_bytes`: limit of the cache. `max_held_bytes`: limit of what requests hold together besides the
-    cache. `is_shared`: the cache is shared between keys, which reveals by timing what another key has sent. `takes_embeds`:
-    items may be encoder outputs."""
+    """Reader of a model's media parts. `io_kwargs`: decoder options by modality. `processor_kwargs`: default processor options.
+    `cache_bytes`: maximum size of the cache. `max_held_bytes`: maximum size of the media in use by all requests, besides the
+    cache. `is_shared`: API keys share the cache; timing then reveals which media other keys have sent. `takes_embeds`: clients
+    may send encoder outputs."""
 
     def __init__(
         self,
@@ -85,9 +85,11 @@ class MediaReader:
     async def read(
         self, parts: Sequence[MediaPart], processor_kwargs: Mapping[str, Any] | None = None, tenant: str | None = None
     ) -> PromptMedia:
-        """Read the parts. `processor_kwargs`: the request's, which override the operator's. `tenant`: the owner of what is cached.
+        """Read the media parts of one request. `processor_kwargs`: the request's options, which override the operator's. `tenant`:
+        owner of the cache entries.
 
-        Raises TextOnly, InvalidMedia or another InvalidRequest that names the part's field; TooManyRequests."""
+        Raises TextOnly, InvalidMedia or another InvalidRequest that names the part's field. Raises TooManyRequests if memory is
+        full."""
         self._check(parts)
         try:
             check_processor_kwargs(processor_kwargs or {})
@@ -126,7 +128,8 @@ class MediaReader:
         return await self._workers.run_pieces(COST, self._work(part, data, options, owner))
 
     def probe(self) -> dict[str, str]:
-        """Process a sample of each modality. Return the error of each modality that failed; these are refused from now on."""
+        """Process a sample of each modality. Return the error messages by modality. Modalities that failed are rejected from now
+        on."""
         refused: dict[str, str] = {}
         for modality in MODALITIES:
             if modality not in self.modalities:
@@ -144,7 +147,7 @@ class MediaReader:
     def _work(
         self, part: MediaPart, data: bytes | None, options: Mapping[str, Any], tenant: str | None
     ) -> Pieces[ReadMedia]:
-        """Read one item, on a thread. Raises InvalidMedia or TooManyRequests."""
+        """Read one item; this runs on a thread. `data`: bytes of a remote file, or None. Raises InvalidMedia or TooManyRequests."""
         self._held.check()
         processor, source = self.processor, part.source
         value: Any
@@ -183,7 +186,7 @@ class MediaReader:
         return read
 
     def _expansion(self, part: MediaPart, num_outputs: int) -> Expansion:
-        """Return the prompt text of given embeddings. Raises InvalidMedia if the model puts text between the outputs."""
+        """Return the prompt text for an item of `num_outputs` embeddings. Raises InvalidMedia."""
         around = self._around.get(part.modality)
         if around is None or len(around.runs) != 1:
             raise InvalidMedia(
@@ -201,13 +204,11 @@ class MediaReader:
 
 
 def _without_sound(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the processor receives."""
     return {name: value for name, value in options.items() if name != USE_SOUND}
 
 
 class _Held:
-    """Bytes of processed media that are in use by a prompt in preparation, or by a request until its encoder has run.
-    Thread-safe."""
+    """Thread-safe counter of the bytes of processed media in use, from the preparation of a prompt until its encoder has run."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -233,7 +234,7 @@ class _Held:
 
 
 class _Cache:
-    """Cache of processed items, by tenant and digest, with least recently used eviction. Thread-safe."""
+    """Cache of processed items, keyed by (tenant, digest), with eviction of the least recently used. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

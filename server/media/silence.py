@@ -1,4 +1,4 @@
-"""Splitting of long audio at its quietest places, by the energy of short frames, without a model."""
+"""Splitter of long audio at its quietest points, from the energy of short frames, without a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SMOOTH_FRAMES: Final = 15  # 0.3 s: a pause between words, not the closure of a 
 
 
 def cuts(samples: NDArray[np.float32], rate: int, max_s: float, search_s: float) -> list[tuple[int, int]]:
-    """Return consecutive spans of `samples` [N], as sample indices, each at most `max_s` seconds long. Each ends at the
-    quietest place within the last `search_s` seconds of its maximum length."""
+    """Split `samples` [N] into spans of at most `max_s` seconds, returned as (start, end) sample indices. Each span ends at the
+    quietest point in the last `search_s` seconds before its maximum length."""
     size = int(rate * FRAME_S)
     longest, search = int(max_s / FRAME_S) * size, int(search_s / FRAME_S)
     spans: list[tuple[int, int]] = []
@@ -31,6 +31,6 @@ def cuts(samples: NDArray[np.float32], rate: int, max_s: float, search_s: float)
 
 
 def loudness(samples: NDArray[np.float32]) -> float:
-    """Return the root mean square of `samples` in dB of full scale, -120 at least."""
+    """Return the root mean square of `samples` [N] in dB of full scale, at least -120."""
     mean = float(np.dot(samples, samples)) / max(1, len(samples))
     return 10.0 * float(np.log10(max(mean, 1e-12)))

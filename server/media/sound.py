@@ -1,7 +1,7 @@
-"""Audio: decodes a file to mono samples at the processor's rate, with FFmpeg's libraries (PyAV).
+"""Audio decoder: converts a file to mono samples at the processor's rate, with FFmpeg's libraries (PyAV).
 
-The file's first bytes select the demuxer, and only that one is used: demuxers that open other files or hosts (playlists) are
-never used. A declared duration is checked first; if it is wrong, decoding stops at the limit."""
+The file's first bytes select the demuxer. Demuxers that open further files or hosts, such as playlists, are never used. The
+declared duration is checked first; decoding also stops at the limit, since the declared duration may be wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SIGNATURES: Final[tuple[tuple[bytes, int, str], ...]] = (
 
 
 def demuxer_of(data: bytes) -> str | None:
-    """Return the name of the demuxer for the file's signature."""
+    """Return the name of FFmpeg's demuxer for the signature at the start of `data`, or None if the signature is unknown."""
     for signature, start, name in _SIGNATURES:
         if data[start : start + len(signature)] == signature:
             return name
@@ -42,7 +42,7 @@ def demuxer_of(data: bytes) -> str | None:
 
 @contextmanager
 def opened(data: bytes, where: str) -> Iterator[InputContainer]:
-    """Open a file whose signature was read. FFmpeg errors become InvalidMedia. Raises InvalidMedia or MediaNotInstalled."""
+    """Open an audio or video file as a PyAV container. FFmpeg errors are converted to InvalidMedia. Raises MediaNotInstalled."""
     try:
         import av
     except ImportError:
@@ -58,7 +58,7 @@ def opened(data: bytes, where: str) -> Iterator[InputContainer]:
 
 
 def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pieces[Samples]:
-    """Decode audio to [N] float32 from -1 to 1, `rate` samples a second. Raises InvalidMedia."""
+    """Decode an audio file to mono samples, float32 [N] from -1 to 1, at `rate` Hz. Raises InvalidMedia."""
     with opened(data, where) as container:
         if not container.streams.audio:
             raise InvalidMedia("it contains no audio", where)
@@ -92,13 +92,14 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
 
 
 def has_sound(data: bytes, where: str) -> bool:
-    """Return whether a file has an audio stream. Raises InvalidMedia."""
+    """Return True if the file has an audio stream. Raises InvalidMedia."""
     with opened(data, where) as container:
         return bool(container.streams.audio)
 
 
 def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> Samples:
-    """Return a program's samples: an array [N] or [channels, N], or a pair of an array and its rate. Raises InvalidMedia."""
+    """Convert a program's audio, an array [N] or [channels, N] or a pair (array, sampling rate), to float32 [N] at `rate` Hz.
+    Raises InvalidMedia."""
     array, given_rate = value if isinstance(value, tuple) else (value, rate)
     samples = np.asarray(array)
     if samples.ndim == 2:
@@ -124,19 +125,18 @@ def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> S
 
 
 def _mixed(frame: AudioFrame) -> Samples:
-    """Return the mean of the channels. They are interleaved: PyAV reads beyond its memory for more than eight planes."""
     samples = frame.to_ndarray().reshape(-1, frame.layout.nb_channels)
     return np.asarray(samples.mean(axis=1), dtype=np.float32)
 
 
 def check_codec(stream: Any, where: str) -> None:
-    """Raise InvalidMedia for a stream without a decoder; most of its other attributes are then unusable."""
+    """Raise InvalidMedia if no decoder exists for `stream`. Most attributes of such a stream are unusable."""
     if stream.codec_context is None:
         raise InvalidMedia("its codec is not supported", where)
 
 
 def check_seconds(seconds: float | None, max_seconds: float, where: str) -> None:
-    """Raise InvalidMedia if `seconds` exceeds the limit."""
+    """Raise InvalidMedia if the duration `seconds` exceeds `max_seconds`. None (unknown duration) is accepted."""
     if seconds is not None and seconds > max_seconds:
         raise too_long(max_seconds, where)
 
@@ -146,7 +146,6 @@ def too_long(max_seconds: float, where: str) -> InvalidMedia:
 
 
 def _seconds(container: InputContainer, stream: Any) -> float | None:
-    """Return the duration from the file, or None."""
     if container.duration is not None:
         return container.duration / 1_000_000
     return None if stream.duration is None else float(stream.duration * stream.time_base)

@@ -1,4 +1,4 @@
-"""Sources of a media part's bytes: the request itself, a remote host, or a folder of this machine."""
+"""Sources of a media part's bytes: the request itself, a remote host, or a local folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPACE: Final = str.maketrans("", "", " \t\r\n")
 
 
 class Sources:
-    """Sources of media files. `folder`: root of file: URLs; None refuses them."""
+    """Reader of the bytes of media parts. `folder`: root folder of file: URLs, or None to reject file: URLs."""
 
     def __init__(self, fetcher: Fetcher, folder: str | None, max_bytes: int) -> None:
         self._fetcher = fetcher
@@ -30,16 +30,16 @@ class Sources:
 
     @staticmethod
     def is_remote(part: MediaPart) -> bool:
-        """Return whether the bytes must be fetched; otherwise `read` returns them."""
+        """Return True if the part's bytes must be downloaded with `fetch`, and False if `read` returns them."""
         return not isinstance(part.source, Base64 | Given) and _scheme(part.source.url) in ("http", "https")
 
     async def fetch(self, part: MediaPart) -> bytes:
-        """Return the bytes of a remote part. Raises InvalidMedia."""
+        """Download a remote part and return its bytes. Raises InvalidMedia."""
         assert not isinstance(part.source, Base64 | Given), "it is remote"
         return await self._fetcher.fetch(part.source.url, part.where)
 
     def read(self, part: MediaPart) -> bytes:
-        """Return the bytes of a part that is not remote, in about 1 ms per MB. Raises InvalidMedia."""
+        """Return the bytes of a part that is not remote. This blocks for about 1 ms per MB. Raises InvalidMedia."""
         source, where = part.source, part.where
         if isinstance(source, Given):
             value = bytes(source.value)
@@ -99,7 +99,7 @@ class Sources:
 
 
 def base64_bytes(text: str, where: str, max_bytes: int) -> bytes:
-    """Decode base64 text of at most `max_bytes`. Raises InvalidMedia."""
+    """Decode the base64 string `text` to at most `max_bytes` bytes. Raises InvalidMedia."""
     max_chars = 4 * (max_bytes // 3 + 1)
     if "\n" in text or " " in text:  # lines, as mail has them
         text = _without_space(text, max_chars)
@@ -118,7 +118,8 @@ def base64_bytes(text: str, where: str, max_bytes: int) -> bytes:
 
 
 def _no_such_file(where: str) -> InvalidMedia:
-    """The error both for a missing file and for one outside the folder: clients cannot probe for files."""
+    """Return the error for a file that is missing or outside the folder. Both have the same error, so clients cannot probe for
+    files."""
     return InvalidMedia("there is no such file below the folder of --allowed-local-media-path", where)
 
 
@@ -129,7 +130,6 @@ def _not_empty(data: bytes, where: str) -> bytes:
 
 
 def _without_space(text: str, max_chars: int) -> str:
-    """Return `text` without white space, cut slightly above `max_chars`."""
     pieces, num_chars = [], 0
     for start in range(0, len(text), _PIECE_CHARS):
         pieces.append(text[start : start + _PIECE_CHARS].translate(_SPACE))
@@ -140,7 +140,7 @@ def _without_space(text: str, max_chars: int) -> str:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open a file without blocking on a pipe that has no writer."""
+    """Open a file without following a symbolic link, and without blocking on a named pipe. Return the file descriptor."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

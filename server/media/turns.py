@@ -1,7 +1,7 @@
-"""Turns: where speech begins and ends in audio that goes on, by the energy of short frames, without a model.
+"""Voice activity detection: finds where speech starts and ends in streamed audio, from the energy of short frames.
 
-A frame is speech if it is louder than a threshold, and clearly louder than the background, whose level is the minimum of
-recent frames (Martin 2001). Time is counted in samples, so that the same audio gives the same turns however it is cut."""
+A frame is speech if it is louder than a threshold and clearly louder than the background. The background level is the minimum of
+recent frames (Martin 2001). Time is counted in samples, so the result does not depend on how the audio is split."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _LEAST: Final = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """Speech has begun. `at`: first sample of its audio, counted from the first one of all."""
+    """Event: speech has started. `at`: index of its first sample, counted from the start of the audio stream."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Audio of a turn."""
+    """Event: audio samples [N] of the current speech."""
 
     samples: Float32s
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Speech has ended. `at`: the sample after its audio."""
+    """Event: speech has ended. `at`: index of the sample after its last sample."""
 
     at: int
 
@@ -47,11 +47,11 @@ Turn = Began | Heard | Ended
 
 
 class Turns:
-    """Finder of turns at `rate` Hz. `threshold`: 0 to 1, 0.5 is -45 dB of full scale. `silence_ms` ends a turn; `prefix_ms`:
-    audio before the first loud frame that belongs to it."""
+    """Voice activity detector. `threshold`: loudness from 0 to 1; 0.5 is -45 dB of full scale. `silence_ms`: silence that ends
+    speech. `prefix_ms`: audio before the first loud frame that is included in the speech."""
 
     def __init__(self, rate: int, threshold: float, silence_ms: int, prefix_ms: int, at: int = 0) -> None:
-        """Prepare to hear audio whose first sample has number `at`."""
+        """Create the detector. `at`: index of the first sample that `feed` will receive."""
         self._size = int(rate * FRAME_S)
         self._threshold_db = QUIETEST_DB + threshold * (LOUDEST_DB - QUIETEST_DB)
         frame_ms = 1000 * FRAME_S
@@ -64,7 +64,7 @@ class Turns:
         self.is_speech = False
 
     def feed(self, samples: Float32s) -> Iterator[Turn]:
-        """Yield what `samples` [N], which follow those before, show."""
+        """Yield the starts, ends and audio of speech in `samples` [N], which continue the samples of the previous call."""
         samples = np.concatenate([self._rest, samples])
         num_frames = len(samples) // self._size
         frames = samples[: num_frames * self._size].reshape(num_frames, self._size)
@@ -75,7 +75,7 @@ class Turns:
             yield from self._frame(frame, float(level_db))
 
     def end(self) -> Iterator[Turn]:
-        """End the turn now, with the samples that make no whole frame."""
+        """End the current speech, if any. Yield its last samples, less than one frame, and its end."""
         if self.is_speech:
             rest, self._rest = self._rest, self._rest[:0]
             self._num_samples += len(rest)
@@ -106,7 +106,7 @@ class Turns:
 
 
 def joined(turns: Iterable[Turn]) -> Iterator[Turn]:
-    """Yield `turns` with consecutive pieces of audio as one."""
+    """Yield `turns` with each sequence of consecutive Heard events concatenated to one."""
     pieces: list[Float32s] = []
     for turn in turns:
         if isinstance(turn, Heard):

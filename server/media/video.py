@@ -1,7 +1,7 @@
-"""Videos: frames sampled evenly over the whole video, as arrays, with their times.
+"""Video decoder: converts a file to arrays of frames, sampled evenly over the whole video, with their times.
 
-Size and length are checked in the header, and the size again for every sampled frame. Frames in between are decoded, since
-later frames depend on them, and dropped."""
+Size and length are checked in the header; the size of each sampled frame is checked again. All frames are decoded, since later
+frames depend on earlier ones. Frames that are not sampled are dropped."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Frames = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 class Video(NamedTuple):
-    """Frames of a video: `frames` [T, H, W, 3] and their `indices` in the video, which has `num_frames` at `fps`.
-    `wanted_fps`: the requested frame rate."""
+    """Sampled frames of a video. `frames`: uint8 [T, H, W, 3]. `indices`: the frames' indices in the video. `num_frames` and
+    `fps`: frame count and rate of the whole video. `wanted_fps`: the requested sampling rate in frames/s, or None."""
 
     frames: Frames
     indices: list[int]
@@ -36,12 +36,12 @@ class Video(NamedTuple):
 
     @property
     def shown_fps(self) -> float:
-        """Number of sampled frames per second of video."""
+        """Sampled frames per second of video."""
         return self.wanted_fps or len(self.indices) * self.fps / self.num_frames
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata for transformers' processors."""
+        """Metadata of the video, as transformers' processors expect them."""
         height, width = self.frames.shape[1:3]
         return {
             "total_num_frames": self.num_frames, "fps": self.fps, "duration": self.num_frames / self.fps,
@@ -50,7 +50,7 @@ class Video(NamedTuple):
 
 
 def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[str, Any]) -> Pieces[Video]:
-    """Decode a video. `io_kwargs`: `num_frames`, the frames to sample, or `fps`. Raises InvalidMedia."""
+    """Sample frames of a video file. `io_kwargs`: `num_frames` to sample, or `fps`, the sampling rate. Raises InvalidMedia."""
     num_frames, fps = yield from _measured(data, where, limits.max_pixels, limits.max_seconds)
     wanted = chosen(num_frames, fps, limits.max_frames, io_kwargs)
     found: list[Frames] = []
@@ -74,7 +74,6 @@ def read_video(data: bytes, where: str, limits: MediaLimits, io_kwargs: Mapping[
 
 
 def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> Pieces[tuple[int, float]]:
-    """Return the number of frames, counted by packets, and the frame rate."""
     with opened(data, where) as container:
         if not container.streams.video:
             raise InvalidMedia("it contains no frames", where)
@@ -99,7 +98,7 @@ def _measured(data: bytes, where: str, max_pixels: int, max_seconds: float) -> P
 
 
 def chosen(num_frames: int, fps: float, max_frames: int, io_kwargs: Mapping[str, Any]) -> list[int]:
-    """Return the indices of the frames to sample: the first, the last, and evenly between."""
+    """Return the indices of the frames to sample: evenly spaced from the first frame to the last."""
     wanted = io_kwargs.get("num_frames", NUM_FRAMES)
     if "fps" in io_kwargs:
         at_rate = _at_rate(num_frames, fps, io_kwargs["fps"])
@@ -113,7 +112,7 @@ def _at_rate(num_frames: int, fps: float, wanted_fps: float) -> int:
 
 
 def given_frames(frames: Any, where: str, *, max_frames: int) -> Video:
-    """Return a program's frames: an array [T, H, W, 3] of bytes, all shown. Raises InvalidMedia."""
+    """Convert a Python program's frames, a uint8 array [T, H, W, 3], to a Video. All frames are used. Raises InvalidMedia."""
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not len(frames):
         raise InvalidMedia(f"an array of {frames.dtype} {list(frames.shape)} is no video: uint8 [T, H, W, 3] is", where)
     if len(frames) > max_frames:

@@ -1,4 +1,4 @@
-"""Windows of log-mel features of a request's audio, made on threads. A window begins at any frame and is padded with zeros."""
+"""Windows of log-mel features of a request's audio, computed on threads. A window may begin at any frame; zeros pad its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COST: Final = 1 << 20  # of work on a thread, as texts are counted: much
 
 
 class Sound:
-    """Samples of one channel at the model's rate, and their windows. `num_frames`: without padding."""
+    """Mono audio at the model's sampling rate, split into windows of features. `num_frames`: number of frames without padding."""
 
     def __init__(self, samples: Float32s, info: SpeechInfo, mel: LogMel) -> None:
         self._mel = mel
@@ -32,7 +32,7 @@ class Sound:
         self._loudest: float | None = None
 
     def window(self, start: int) -> Pieces[MediaItem]:
-        """Make the features of the window that begins at frame `start`."""
+        """Compute the features of the window that begins at frame `start`. Return them as a media item."""
         features = yield from (self._of_short(start) if self._is_short else self._of_long(start))
         digest = hashlib.sha256(b"speech" + features.tobytes()).digest()
         return MediaItem("audio", digest, np.zeros(1, np.int32), {"input_features": features})
@@ -58,14 +58,15 @@ class Sound:
 
 
 def joined(pieces: Sequence[Float32s]) -> Float32s:
-    """Return pieces of audio, [N] each, as one."""
+    """Concatenate pieces of audio, each [N], to one array."""
     return np.concatenate([np.zeros(0, np.float32), *pieces])
 
 
 async def read_samples(
     workers: Offload, call: Call, read: Callable[[], bytes], where: str, *, rate: int, max_seconds: float
 ) -> Float32s:
-    """Return the samples [N], at `rate` Hz, of the file that `read` returns, decoded on threads. `where`: its field.
+    """Decode an audio file on a thread. Return its samples, float32 [N], at `rate` Hz. `read`: returns the file's bytes. `where`:
+    name of the file's field in the request.
 
     Raises InvalidMedia, MediaNotInstalled or TooManyRequests."""
 

@@ -1,1 +1,1 @@
-"""Streaming codecs: token ids to text, and text to events. Each has only `feed` and `flush`."""
+"""Streaming codecs: convert token ids to text, and text to events. Each codec has the two methods `feed` and `flush`."""

@@ -1,20 +1,20 @@
-"""Detokenising: token ids to text, incrementally.
+"""Incremental detokenisation: converts token ids to text.
 
-The joined texts of all `feed` calls and of `flush` are exactly the text that the tokenizers library returns for all ids at
-once, however the ids were split. Text is returned as early as that guarantee allows: bytes of an incomplete character wait for
-the token that completes them.
+The concatenated results of all `feed` calls and of `flush` equal the text that the tokenizers library returns for all ids at once,
+no matter how the ids were split. Text is returned as early as this guarantee allows. The bytes of an incomplete character are held
+back until the character is complete.
 
-A `TokenTable` is shared by all requests of a tokenizer and filled on demand. A `Detokenizer` is the state of one request: a few
-bytes. Independent of requests, stop strings and HTTP.
+A `TokenTable` is shared by all requests of a tokenizer and filled on demand. A `Detokenizer` is the state of one request, a few
+bytes. This module does not depend on requests, stop strings or HTTP.
 
-How the stages of a decoder (a JSON list) are handled:
-- stages that depend on one token and whether it is the first (Replace, Metaspace, WordPiece) are computed once per
-  token and cached;
-- ByteLevel: tokens are bytes, joined and read as UTF-8 with every maximal broken part as one U+FFFD;
-- ByteFallback: tokens like <0xE2> form runs; a run is valid UTF-8 as a whole or each of its bytes becomes U+FFFD, so a
-  run waits for the first token that is no byte;
-- Strip after Fuse cuts leading characters of the whole text.
-For other decoders a window of ids is decoded repeatedly, and text is returned once no continuation can change it. This is slower,
+The stages of a tokenizer's decoder (a JSON list) are handled as follows:
+- Replace, Metaspace and WordPiece depend on one token, and on whether it is the first. They are computed once per token and
+  cached.
+- ByteLevel: tokens are bytes. They are joined and decoded as UTF-8; each maximal invalid part becomes one U+FFFD.
+- ByteFallback: consecutive tokens such as <0xE2> form a run. If a run is not valid UTF-8 as a whole, each of its bytes
+  becomes U+FFFD. A run is therefore held back until the first token that is not a byte.
+- Strip after Fuse removes leading characters of the whole text.
+For other decoders, a window of ids is decoded repeatedly. Text is returned once no continuation can change it. This is slower,
 and exact for every decoder whose context is shorter than the window."""
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Detokenizer(Protocol):
     """Incremental detokenizer of one request."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return the text that these ids complete; "" while a character is incomplete.
+        """Append `ids`. Return the text that is now complete, or "" if a character is still incomplete.
 
-        Ids outside the tokenizer's vocabulary (models often pad it) produce no text."""
+        Ids outside the tokenizer's vocabulary produce no text; models often pad their vocabulary."""
         ...
 
     def flush(self) -> str:
-        """Return the text still held back, with U+FFFD for broken characters. Feed nothing afterwards."""
+        """Return the text still held back, with U+FFFD for each incomplete character. Do not call `feed` afterwards."""
         ...
 
 
 class TokenTable:
-    """Table of the text of each token of one tokenizer, filled as tokens appear.
+    """Cache of each token's text for one tokenizer, filled on demand.
 
     Threads share it without a lock, because every thread computes the same text for a token."""
 
@@ -68,11 +68,11 @@ class TokenTable:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, keep_ids: frozenset[int] = frozenset(), continues: bool = False
     ) -> Detokenizer:
-        """Return a detokenizer. `keep_ids`: special tokens that are nevertheless returned as text; each distinct set has its
-        own table, so use few sets.
+        """Return a detokenizer for one request. `keep_ids`: special tokens that are returned as text although others are skipped.
+        Each distinct set has its own table, so use few sets.
 
-        `continues`: the ids follow a prompt, so nothing is done that a decoder does only at the start of a text, such as
-        dropping the leading space of the first word."""
+        `continues`: the ids follow a prompt. Steps that a decoder applies only at the start of a text are then skipped, such as
+        dropping the leading space."""
         tokens = self._skipping(self._special_ids - keep_ids if skip_special_tokens else frozenset())
         if isinstance(tokens, _ByteTokens):
             return tokens.detokenizer()
@@ -81,11 +81,11 @@ class TokenTable:
         return _WindowDetokenizer(tokens, continues)
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of one token inside a text. Special tokens give their name, ids outside the vocabulary b""."""
+        """Return the bytes of token `id` within a text: a special token's name, or b"" for an id outside the vocabulary."""
         return self._all.token_bytes(id)
 
     def all_token_bytes(self, num_ids: int) -> list[bytes]:
-        """Return the bytes of each of the first `num_ids` tokens, faster than by `token_bytes`."""
+        """Return the bytes of each of the first `num_ids` tokens. This is faster than calls of `token_bytes`."""
         if isinstance(self._all, _ByteTokens):
             return self._all.all_token_bytes(num_ids)  # which skip none
         return [self._all.token_bytes(id) for id in range(num_ids)]
@@ -109,8 +109,8 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Plan of detokenising. `pieces`: stages that see one token. `bytes`: how tokens are joined. Then up to `strip_count`
-    leading `strip_char` are removed from the text."""
+    """Decoding steps of a tokenizer. `pieces`: stages that depend on one token. `bytes`: how byte tokens are joined. At most
+    `strip_count` leading `strip_char` are then removed from the text."""
 
     pieces: list[Stage]
     bytes: Literal["level", "fallback"] | None
@@ -147,7 +147,7 @@ def _sees_one_token(stage: Stage) -> bool:
 
 
 def _plan(stages: list[Stage]) -> _Plan | None:
-    """Return the plan for the stages, or None if their order cannot be followed token by token."""
+    """Return the decoding plan for `stages`, or None if the stages cannot be applied token by token."""
     rest = list(stages)
     pieces: list[Stage] = []
     while rest and _sees_one_token(rest[0]):
@@ -172,7 +172,7 @@ def _plan(stages: list[Stage]) -> _Plan | None:
 
 
 class _PieceForms:
-    """Text of a token after the stages that depend on one token: at the start of a text, and anywhere else."""
+    """Converter of a token to its text, by the stages that depend on one token: as first token of a text, or as a later one."""
 
     # Any letter does: it only makes the token behind it the second one.
     _ANCHOR = "a"
@@ -193,7 +193,7 @@ class _PieceForms:
 
 
 def _decoder(stages: list[Stage]) -> Any:
-    """Return a decoder of only these stages, built from JSON: the library has no other public way."""
+    """Return a decoder with only these stages. It is built from JSON, because the library has no other public way."""
     bare = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
     bare["decoder"] = {"type": "Sequence", "decoders": stages}
     return tokenizers.Tokenizer.from_str(json.dumps(bare)).decoder
@@ -203,7 +203,7 @@ def _decoder(stages: list[Stage]) -> Any:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of a byte-level vocabulary: visible Latin-1 as is, other bytes as U+0100 and up."""
+    """Return the byte of each character in a byte-level vocabulary. Visible Latin-1 is itself, other bytes are U+0100 and up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -223,7 +223,8 @@ def _bytes_of(token: str) -> bytes:
 
 
 class _ByteTokens:
-    """Byte-level tokens. `texts`: tokens of whole characters, or of nothing; `broken`: bytes of all other tokens."""
+    """Table of byte-level tokens. `texts`: tokens of complete characters, or without output. `broken`: bytes of all other
+    tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int], pieces: _PieceForms) -> None:
         self._backend = backend
@@ -289,8 +290,8 @@ class _ByteDetokenizer:
 
 
 class _TextTokens:
-    """Tokens that are text. `texts`: text after the first place of a text; `bytes`: bytes of byte-fallback tokens. `None`
-    marks ids without output, which do not even end a run of bytes."""
+    """Table of text tokens. `texts`: text of a token that is not the first. `bytes`: byte of a byte-fallback token. The value
+    None marks ids without output; they do not end a run of bytes."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int], pieces: _PieceForms, plan: _Plan
@@ -306,7 +307,7 @@ class _TextTokens:
         self.others: dict[int, bytes | None] = {}
 
     def piece(self, id: int) -> str | bytes | None:
-        """Return the text of token `id`, one byte of a byte-fallback run, or None for no output."""
+        """Return the text of token `id`, one byte (bytes) for a byte-fallback token, or None if the token has no output."""
         text = self.texts.get(id)
         if text is not None:
             return text
@@ -320,7 +321,7 @@ class _TextTokens:
         return self.others[id]
 
     def first_piece(self, id: int) -> str | bytes | None:
-        """Return what `piece` does, for the token that begins a text."""
+        """Return the same as `piece`, for a token at the start of a text."""
         token = self._token(id)
         return None if token is None else self._text_or_byte(self._pieces.first(token))
 
@@ -383,7 +384,6 @@ class _TextDetokenizer:
             return "\ufffd" * len(run)
 
     def _cut(self, text: str) -> str:
-        """Return `text` without the characters that Strip removes at the start of the whole text."""
         if not self._strip or not text:
             return text
         cut = 0
@@ -397,11 +397,11 @@ class _TextDetokenizer:
 
 
 class _WindowTokens:
-    """Tokenizer with an opaque decoder, whose effect is only found by decoding.
+    """Tokenizer with an unknown decoder, whose effect is only found by decoding.
 
-    `probes` are continuations that change the decoding before them: none, a byte that is never valid, and two words that
-    begin differently. Text that is equal in all these decodings is final. U+FFFD at its end is not: a continuation may
-    complete the character."""
+    `probes`: continuations that may change how the ids before them are decoded. They are no id, a byte that is never valid, and
+    two words that begin differently. Text that is equal in all these decodings is final, except U+FFFD at its end: a
+    continuation may complete the character."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skip_ids: frozenset[int]) -> None:
         self._backend = backend

@@ -1,7 +1,7 @@
-"""Events: text, reasoning and tool calls in a model's output, in order.
+"""Events in a model's output, in order: text, reasoning and tool calls.
 
-A codec is fed text and returns events. Joined by kind (and by call), their texts do not depend on how the text was split.
-Independent of any model's markup."""
+A codec receives text and returns events. Events of one kind (or one call) concatenate to the same text, no matter how the input
+was split. This module does not depend on a model's markup."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of the answer."""
+    """Event: a piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of the model's reasoning before its answer."""
+    """Event: a piece of the reasoning that precedes the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """Start of tool call number `index` (from 0). `id`: the model's own id of the call, which its template requires back."""
+    """Event: start of tool call number `index` (from 0). `id`: the call's id if the model wrote one, required by its template."""
 
     index: int
     name: str
@@ -36,7 +36,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """A piece of the JSON arguments of tool call `index`."""
+    """Event: a piece of the JSON arguments of tool call `index`."""
 
     index: int
     text: str
@@ -44,9 +44,9 @@ class ToolArguments:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Failure of tool call `index` after its ToolCall event: its arguments are incomplete, and no more follow.
+    """Event: tool call `index` became invalid after its ToolCallStart event. Its arguments are incomplete, and no more follow.
 
-    `text`: everything the model wrote of the call, markers included. A call that breaks before its ToolCall is plain Text."""
+    `text`: the whole call as the model wrote it, markers included. A call that fails before ToolCallStart is returned as Text."""
 
     index: int
     text: str
@@ -54,7 +54,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class CutOff(Malformed):
-    """Malformed call that was valid until the answer ended at its token limit."""
+    """Event: a tool call was valid so far, but the answer ended at its token limit."""
 
 
 Event = Text | Reasoning | ToolCallStart | ToolArguments | Malformed
@@ -63,20 +63,20 @@ Event = Text | Reasoning | ToolCallStart | ToolArguments | Malformed
 class Codec(Protocol):
     @property
     def reasoning(self) -> bool:
-        """True while the text is inside reasoning."""
+        """True while the fed text ends inside the reasoning."""
         ...
 
     def feed(self, text: str) -> list[Event]:
-        """Return the events that `text` completes."""
+        """Append `text`. Return the list of events that are now complete."""
         ...
 
     def flush(self) -> list[Event]:
-        """Return the events still held back at the end of the text. Feed nothing afterwards."""
+        """Return the events still held back at the end of the text. Do not call `feed` afterwards."""
         ...
 
 
 class CodecChain:
-    """Chain of two codecs: the second receives the Text events of the first."""
+    """Codec that chains two codecs: the text of the first codec's Text events is fed to the second codec."""
 
     __slots__ = ("_first", "_second")
 
@@ -105,7 +105,7 @@ class CodecChain:
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """Join adjacent events of the same kind and call."""
+    """Yield `events` with adjacent events of the same kind and call concatenated."""
     for (kind, index), group in groupby(events, key=lambda event: (type(event), getattr(event, "index", None))):
         alike = list(group)
         if kind is Text:

@@ -1,9 +1,9 @@
-"""Tokenizer from a GGUF file's `tokenizer.ggml.*` metadata, as a backend of the tokenizers library.
+"""Builder of a tokenizer (of the tokenizers library) from the `tokenizer.ggml.*` metadata of a GGUF file.
 
-Two families: "gpt2", byte-level BPE with the merges in the file and the pre-tokenizer by name; and "llama", sentencepiece
-BPE, whose merges follow from the pieces' scores. Token ids are always the file's: no token is appended. Options that a GGUF
-lacks (text normalisation, whether whole words skip the merges) come from the model family of the pre-tokenizer. Independent
-of files and templates."""
+Two kinds are supported. "gpt2" is byte-level BPE: the file contains the merges and the pre-tokenizer's name. "llama" is
+sentencepiece BPE: its merges are derived from the pieces' scores. Token ids are those of the file; no token is added. Options
+missing from GGUF files, such as text normalisation, are chosen by the pre-tokenizer's model family. This module does not depend
+on files or templates."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Metadata = Mapping[str, Any]
 
 
 class TokenizerError(ValueError):
-    """Error of a missing, broken or unsupported tokenizer. The message is for the user who chose the model."""
+    """Error: a tokenizer is missing, broken or unsupported. The message is for the user who chose the model."""
 
 
 class TokenType(IntEnum):
-    """Token types of `tokenizer.ggml.token_type`, with sentencepiece's numbers."""
+    """Token types in `tokenizer.ggml.token_type`, with sentencepiece's numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -70,9 +70,9 @@ GPT2: Final = object()  # the expression built into the library's ByteLevel
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Pre-tokenizer of a GGUF file. `splits`: applied in order, each to the parts that the previous one left; matches stand
-    alone. `whole_words`: a part that is a token is not merged from bytes. `nfc`: normalise to NFC first. `bos`: begin with
-    BOS unless the file says otherwise."""
+    """Pre-tokenizer of a GGUF file. `splits`: regular expressions that split the text one after another; each match becomes a
+    part of its own. `whole_words`: a part that is a token is not split into bytes. `nfc`: text is first normalised to NFC.
+    `bos`: prompts begin with BOS unless the file's metadata say otherwise."""
 
     names: tuple[str, ...]
     splits: tuple[object, ...]
@@ -127,7 +127,7 @@ def _splitter(row: PreTokenizer) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokenizer metadata, read and checked. `types` and `scores` have the length of `tokens`."""
+    """Checked tokenizer metadata of a GGUF file. `types` and `scores` have one entry per token in `tokens`."""
 
     kind: str  # tokenizer.ggml.model
     pre: str
@@ -143,7 +143,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, metadata: Metadata) -> Vocabulary:
-        """Read the vocabulary. Raises TokenizerError if the metadata are incomplete or contradictory."""
+        """Read the vocabulary from GGUF metadata. Raises TokenizerError if the metadata are incomplete or contradictory."""
 
         tokens = _list(metadata, "tokens", str)
         if not tokens:
@@ -174,7 +174,6 @@ class Vocabulary:
 
 
 def _list(metadata: Metadata, name: str, *kinds: type) -> list[Any] | None:
-    """Return a list from the metadata, or None if it is missing or empty."""
     values = metadata.get(f"tokenizer.ggml.{name}")
     if values is not None and not (isinstance(values, list) and all(isinstance(value, kinds) for value in values)):
         raise TokenizerError(f"tokenizer.ggml.{name} is not a list of {kinds[0].__name__}")
@@ -194,7 +193,7 @@ def _named_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
 
 
 def build_backend(vocabulary: Vocabulary) -> Tokenizer:
-    """Build the tokenizer. Raises TokenizerError for an unknown kind or pre-tokenizer, or merges that do not fit the tokens."""
+    """Build the tokenizer. Raises TokenizerError if its kind or pre-tokenizer is unknown, or if merges do not match the tokens."""
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if vocabulary.kind not in builders:
         raise TokenizerError(
@@ -258,13 +257,13 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _respelled(token: str) -> str:
-    """Return a token of spaces with "▁" for each space: the file has real spaces there, but merges use "▁"."""
+    """Return `token` with "▁" for each space if it consists of spaces. The file contains real spaces, but merges use "▁"."""
     return "▁" * len(token) if token.strip(" ") == "" else token
 
 
 def _merges_from_pieces(vocabulary: Vocabulary, tokens: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every split of a piece into two pieces, best piece first: sentencepiece merges the pair that makes the piece
-    with the highest score. Gemma's scores do not follow its merge order; the order of its pieces does."""
+    """Return the merges (left, right) whose concatenation is a piece, best piece first, as sentencepiece merges. The order is by
+    score, except for Gemma: its scores do not follow its merge order, so pieces keep their order."""
     if vocabulary.merges is not None:
         return [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
     plain = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
@@ -282,14 +281,15 @@ def _cuts(piece: str, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary, user_defined: list[str]) -> None:
-    """Add control tokens as special, and user-defined tokens as whole. One call for each kind: every call rebuilds a trie."""
+    """Add the control and user-defined tokens to the tokenizer. One call per kind is used, since every call rebuilds a trie."""
     special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
 
 
 def _add_template(backend: Tokenizer, vocabulary: Vocabulary, add_bos: bool) -> None:
-    """Add BOS and EOS around every encoded text. Own labels are used, since a token's name may contain template syntax."""
+    """Add a template that puts BOS and EOS around each encoded text. Labels replace token names, which may contain template
+    syntax."""
     before = [("BOS", vocabulary.named_ids["bos"])] if add_bos and "bos" in vocabulary.named_ids else []
     after = [("EOS", vocabulary.named_ids["eos"])] if vocabulary.add_eos and "eos" in vocabulary.named_ids else []
     if before or after:

@@ -1,8 +1,8 @@
-"""Streaming JSON: follows one value to its end, checks it, and passes it on as it arrives.
+"""Streaming JSON parser: reads one value to its end, checks it, and emits it piece by piece.
 
-The output is valid JSON once the value is complete. One common fault of models is repaired: bare control characters in
-strings (mostly line breaks) are escaped. Anything else that JSON forbids ends the value. The cost is linear in the text, and
-the nesting depth is limited to what parsers accept."""
+The output is valid JSON once the value is complete. One common error of models is repaired: unescaped control characters in
+strings, mostly line breaks, are escaped. Other invalid JSON ends the value. The cost is linear in the text's length. The nesting
+depth is limited to what JSON parsers accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class JsonScanner:
-    """Scanner of one JSON value. `done`: the value is complete. `failed`: it is invalid."""
+    """Incremental scanner of one JSON value. `done`: the value is complete. `failed`: the value is invalid."""
 
     __slots__ = ("_awaited", "_in_key", "_number", "_out", "_stack", "_state", "done", "failed")
 
@@ -38,13 +38,13 @@ class JsonScanner:
         self.failed = False
 
     def scan(self, text: str, at: int) -> int:
-        """Scan from `text[at]` on. Return the stop position: the end of the text or value, or an invalid character."""
+        """Scan `text` from index `at` on. Return the index after the last valid character, at the latest the end of the value."""
         while at < len(text) and not self.done and not self.failed:
             at = self._state(text, at)
         return at
 
     def close(self) -> None:
-        """End the input: a pending number is completed, and any other incomplete value fails."""
+        """End the input. A number at the end is complete; any other incomplete value sets `failed`."""
         if self._state == self._in_number:
             self._end_number()
         self.failed = not self.done
@@ -96,7 +96,6 @@ class JsonScanner:
         return self._pass(char, self._value, at) if char == ":" else self._fail(at)
 
     def _after(self, text: str, at: int) -> int:
-        """Reads what stands behind a value inside a container."""
         char = text[at]
         if char in _SPACE:
             return self._pass(char, self._state, at)
@@ -172,7 +171,7 @@ class JsonScanner:
 
 
 def json_value(source: FedText, emit: Callable[[str], object]) -> Parse[bool]:
-    """Consume one JSON value and pass it on as it arrives. Return False if it is invalid or incomplete."""
+    """Consume one JSON value from `source` and call `emit` with each piece. Return False if the value is invalid or incomplete."""
     scanner = JsonScanner(emit)
     while True:
         source.scan(scanner.scan)
@@ -184,7 +183,7 @@ def json_value(source: FedText, emit: Callable[[str], object]) -> Parse[bool]:
 
 
 def json_string(source: FedText) -> Parse[str | None]:
-    """Consume a JSON string and return its text. Return None if there is none, or if its text is not valid UTF-8."""
+    """Consume a JSON string and return its decoded text. Return None if no valid string follows, or its text is not valid UTF-8."""
     if (yield from source.space()) != '"':
         return None
     pieces: list[str] = []
@@ -195,7 +194,7 @@ def json_string(source: FedText) -> Parse[str | None]:
 
 
 def whole_json(text: str) -> str | None:
-    """Return `text` as one valid JSON value, or None if it is not valid."""
+    """Return `text` as one valid JSON value with control characters escaped, or None if `text` is invalid."""
     pieces: list[str] = []
     scanner = JsonScanner(pieces.append)
     at = scanner.scan(text, 0)

@@ -1,8 +1,8 @@
-"""Markers: incremental reading of text up to the next of several strings.
+"""Incremental search of text for the first of several marker strings, and the text source of all parsers.
 
-A codec is a generator over a `FedText`, in the order of its format: it consumes decided text and yields when only more text
-can decide. So every decision depends on the text alone, not on how it was split, and no text is scanned twice except the few
-characters that may become a marker."""
+A parser is a generator over a `FedText`. It consumes text as soon as its meaning is certain, and yields if the meaning depends
+on text that has not arrived. The result therefore does not depend on how the text was split. No text is scanned twice, except a
+few characters that may begin a marker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 class Markers:
-    """Marker strings to search for. None may be a prefix of another, since a match would be ambiguous."""
+    """Set of marker strings to search for. No marker may be a prefix of another, since a match would be ambiguous."""
 
     __slots__ = ("_beginnings", "_longest", "_pattern", "strings")
 
@@ -34,7 +34,7 @@ class Markers:
         return self._pattern.search(text, at)
 
     def beginning(self, text: str, at: int) -> int:
-        """Return where the end of `text` may be the beginning of a marker; len(text) if nowhere."""
+        """Return the first index, from `at` on, at which the end of `text` may begin a marker; len(text) if there is none."""
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start] in self._beginnings:
                 tail = text[start:]
@@ -44,9 +44,9 @@ class Markers:
 
 
 class FedText:
-    """Text that was fed and not yet consumed. `closed`: no more text follows.
+    """Buffer of text that was fed but not yet consumed. `closed`: no more text follows.
 
-    While recording, consumed text is kept, so that it can be emitted as plain text if parsing fails."""
+    While a record is active, consumed text is also kept, to be emitted as plain text if parsing fails."""
 
     __slots__ = ("_at", "_recorded", "_text", "closed")
 
@@ -62,15 +62,15 @@ class FedText:
 
     @property
     def num_pending(self) -> int:
-        """Number of characters that were fed and not yet consumed."""
+        """Number of characters that were fed but not yet consumed."""
         return len(self._text) - self._at
 
     def record(self, taken: str = "") -> None:
-        """Start a new record, which begins with the text `taken`."""
+        """Start a new record of consumed text. The record begins with `taken`."""
         self._recorded = [taken]
 
     def recorded(self) -> str:
-        """Stop recording, and return the recorded text."""
+        """Stop the record and return its text."""
         text, self._recorded = "".join(self._recorded or ()), None
         return text
 
@@ -82,7 +82,8 @@ class FedText:
         return taken
 
     def until(self, markers: Markers, emit: Callable[[str], object]) -> Parse[str]:
-        """Consume the text before the first marker, in pieces, and the marker. Return the marker; "" at the end of the text."""
+        """Consume text up to and including the first of `markers`, and emit the text before it. Return the marker, or "" at the
+        end."""
         while True:
             found = markers.search(self._text, self._at)
             end = len(self._text) if self.closed else markers.beginning(self._text, self._at)
@@ -96,7 +97,7 @@ class FedText:
             yield
 
     def rest(self, emit: Callable[[str], object]) -> Parse[None]:
-        """Consume all text up to its end."""
+        """Consume all text up to its end, and call `emit` with each piece."""
         while True:
             if self.num_pending:
                 emit(self.take(self.num_pending))
@@ -105,7 +106,7 @@ class FedText:
             yield
 
     def literal(self, string: str) -> Parse[bool]:
-        """Consume `string` if it comes next, and return whether it did."""
+        """Consume `string` if the text continues with it. Return True if `string` was consumed."""
         while True:
             if self._text.startswith(string, self._at):
                 self.take(len(string))
@@ -115,7 +116,7 @@ class FedText:
             yield
 
     def space(self) -> Parse[str]:
-        """Consume white space. Return the next character without consuming it, or "" at the end."""
+        """Consume white space. Return the next character without consuming it, or "" at the end of the text."""
         while True:
             self._take_run(_SPACE)
             if self.num_pending:
@@ -125,7 +126,7 @@ class FedText:
             yield
 
     def peek(self) -> Parse[str]:
-        """Return the next character without consuming it, or "" at the end."""
+        """Return the next character without consuming it, or "" at the end of the text."""
         while not self.num_pending:
             if self.closed:
                 return ""
@@ -133,11 +134,11 @@ class FedText:
         return self._text[self._at]
 
     def word(self) -> Parse[str]:
-        """Consume and return letters, digits and any of _.+- up to the first other character."""
+        """Consume and return the longest run of letters, digits and the characters `_.+-`."""
         return (yield from self.run(_WORD))
 
     def run(self, pattern: re.Pattern[str]) -> Parse[str]:
-        """Consume and return characters as long as they match. `pattern`: one character class, repeated."""
+        """Consume and return the longest run of characters that match `pattern`, one repeated character class."""
         pieces: list[str] = []
         while True:
             pieces.append(self._take_run(pattern))
@@ -146,7 +147,7 @@ class FedText:
             yield
 
     def scan(self, scan: Callable[[str, int], int]) -> bool:
-        """Consume text up to the position that `scan(text, at)` returns. Return False if no text was pending."""
+        """Consume text up to the index that `scan(text, index)` returns. Return False if no text was pending."""
         if not self.num_pending:
             return False
         self.take(scan(self._text, self._at) - self._at)

@@ -1,5 +1,5 @@
-"""Token writers: convert token ids to text, an event, and an HTTP chunk on the connection. The compiled module oneloop_text
-does so for many streams in one call. If oneloop was installed without a C++ compiler, slower Python code does the same."""
+"""Token writers: convert token ids to text and write each piece as an event in an HTTP chunk. The compiled module oneloop_text
+writes many streams in one call. If oneloop was installed without a C++ compiler, slower Python code is used instead."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ logger = logging.getLogger("oneloop.text")
 
 
 class StreamConnection(Protocol):
-    """Connection of a stream. `chunk_writer`: writes an HTTP/1.1 chunk with its size; None if a write would block."""
+    """HTTP connection of a stream. `chunk_writer`: function that writes one event as an HTTP/1.1 chunk, or None if it would
+    block."""
 
     @property
     def chunk_writer(self) -> Callable[[bytes], None] | None: ...
 
 
 class PythonTokenWriter:
-    """Python version of `oneloop_text.TokenWriter`: writes one answer's ids as chunks, each an event with the text between
-    `before` and `after`."""
+    """Python version of `oneloop_text.TokenWriter`: writes the tokens of one answer as HTTP chunks. Each chunk is an event:
+    `before`, the text as a JSON string, and `after`."""
 
     __slots__ = ("_after", "_before", "_connection", "_detokenizer", "_num_tokens", "is_open", "num_written")
 
@@ -48,7 +49,7 @@ class PythonTokenWriter:
         return taken
 
     def write(self, ids: list[int]) -> bool:
-        """Write the text of `ids`. Return False, and write nothing, if the writer is closed or a write would block."""
+        """Write the text of the token ids `ids`. Return False without writing if the writer is closed or a write would block."""
         send = self._connection.chunk_writer if self.is_open else None
         self.is_open = send is not None
         if send is None:
@@ -63,7 +64,8 @@ class PythonTokenWriter:
 
     @staticmethod
     def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
-        """Write each of `work`; see `runtime.api.TokenWriter`."""
+        """Write each item (writer, ids, …) of `work`. Return the items that failed, with their errors; see
+        `runtime.api.TokenWriter`."""
         failed: list[tuple[Any, Exception | None]] = []
         for each in work:
             try:
@@ -75,14 +77,14 @@ class PythonTokenWriter:
 
 
 def token_writer(detokenizer: Detokenizer, before: bytes, after: bytes, connection: StreamConnection) -> Any:
-    """Return a writer of events. Each event is a text, as a JSON string, between `before` and `after`."""
+    """Return a writer of ids to `connection`. Each event is `before`, the text of the ids as a JSON string, and `after`."""
     if module is None:
         return PythonTokenWriter(detokenizer, before, after, connection)
     return module.TokenWriter(detokenizer, before + b'"', b'"' + after, connection)
 
 
 def warn_if_missing() -> None:
-    """Log a warning if Python writes tokens, with the measured cost (Qwen3-0.6B, 256 streams, H200, 2026-11-24)."""
+    """Log a warning if the compiled module is missing, with its measured effect (Qwen3-0.6B, 256 streams, H200, 2026-11-24)."""
     if module is None:
         logger.warning(
             "the compiled text module (oneloop_text) is not installed: streaming a token takes 2.2 times the CPU, and a small "

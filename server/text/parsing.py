@@ -1,4 +1,4 @@
-"""ParsingCodec: a codec whose parser is a generator, which reads in the order of the format and yields to wait for text."""
+"""Base class of codecs whose parser is a generator. The generator yields when it needs more text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from server.text.markers import FedText, Parse
 
 
 class ParsingCodec:
-    """Base of codecs with a `_parse` generator, which `__init__` runs to its first wait: set its attributes before."""
+    """Base class of codecs with a generator `_parse`. `__init__` runs it to its first yield, so set attributes before that call."""
 
     reasoning = False  # the parser's to say; see Codec
 
@@ -32,7 +32,7 @@ class ParsingCodec:
         raise NotImplementedError
 
     def _at_end(self) -> None:
-        """Emit events still held back when all text is parsed."""
+        """Append the events still held back after all text was parsed."""
 
     def _drain(self) -> list[Event]:
         events, self._events = self._events, []

@@ -1,10 +1,10 @@
-"""Reasoning: separates a model's reasoning from its answer.
+"""Separation of a model's reasoning from its answer.
 
-Tags count only where a block may be: before the answer. A tag within the answer is text. White space around a block belongs to
-the tags and is dropped; without a block the text is unchanged. A block without an end is all reasoning. In a `CodecChain` this
-codec precedes the tool parser, so calls are not searched for in reasoning.
+Tags are recognised only before the answer; a tag within the answer is text. White space around a reasoning block belongs to the
+tags and is dropped. Without a block the text is unchanged; a block without an end tag is all reasoning. In a `CodecChain` this
+codec precedes the tool parser, so reasoning is not searched for tool calls.
 
-gpt-oss is parsed elsewhere: its channels contain both reasoning and calls (tools/harmony.py)."""
+Reasoning of gpt-oss is parsed in tools/harmony.py, because its channels contain both reasoning and calls."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from server.text.parsing import ParsingCodec
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """Tags around reasoning. `answer`: tags around the answer, for families that mark it too."""
+    """Opening and closing tags of a model's reasoning. `answer`: the tags around the answer, if the model family has them."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     answer: tuple[str, str] | None = None
 
     def opened_by(self, prompt: str) -> bool:
-        """Return whether the prompt already opened the block, so the model writes only its end."""
+        """Return True if `prompt` ends with an opening tag. The model then writes only the closing tag."""
         return prompt.rstrip().endswith(self.opens)
 
     def opened_in(self, answer: str) -> bool:
-        """Return whether the beginning of an answer ends inside the block."""
+        """Return True if `answer`, the beginning of an answer, ends inside the reasoning block."""
         opened = answer.lstrip().startswith(self.opens)
         return opened and not any(close in answer for close in self.closes)
 
     def strings(self) -> frozenset[str]:
-        """Strings that must be in the text, even as special tokens, to find reasoning."""
+        """Return the tags. The detokenizer must keep them in the text even if they are special tokens."""
         return frozenset((*self.opens, *self.closes, *(self.answer or ())))
 
 
@@ -55,7 +55,7 @@ FAMILIES: Final[Mapping[str, ReasoningTags]] = MappingProxyType(
 
 
 def detect_reasoning(template: str) -> str | None:
-    """Return the family of reasoning tags in a chat template; None if no family matches, or for channels (harmony)."""
+    """Return the name of the reasoning tags that a chat template uses. Return None if no tags match, or for harmony's channels."""
     if "[THINK]" in template:
         return "mistral"
     if "Here is my thought process:" in template or ("<response>" in template and "<think>" in template):
@@ -64,7 +64,7 @@ def detect_reasoning(template: str) -> str | None:
 
 
 class ReasoningCodec(ParsingCodec):
-    """Split text into reasoning and answer. `reasoning_open`: the prompt ends inside a block (`ReasoningTags.opened_by`)."""
+    """Codec that splits text into reasoning and answer. `reasoning_open`: the prompt ends inside a reasoning block."""
 
     def __init__(self, tags: ReasoningTags, *, reasoning_open: bool = False) -> None:
         self._tags = tags
@@ -115,7 +115,6 @@ class ReasoningCodec(ParsingCodec):
         self._space.append(text[len(thought) :])
 
     def _think_aloud(self) -> None:
-        """Emit white space held back for an end tag that did not come."""
         space = "".join(self._space)
         if space:
             self._events.append(Reasoning(space))

@@ -1,7 +1,7 @@
-"""Stop strings: passes text up to the first stop string, and holds back text that may become one.
+"""Stop strings: returns text up to the first stop string, and holds back text that may begin a stop string.
 
-A stop string ends the text when its last character arrives. If several end on the same character, the longest counts. So the
-cut depends on the text alone, not on how it was split. Standard library only."""
+A stop string ends the text when its last character arrives. If several stop strings end at the same character, the longest
+counts. The cut therefore does not depend on how the text was split. Only the standard library is used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cut a text at the first of `stops` (non-empty strings). `include`: the stop string belongs to the text.
+    """Filter that ends a text at the first of `stops` (non-empty strings). `include`: keep the stop string in the text.
 
-    Each string has a Knuth-Morris-Pratt automaton, so the cost is linear in the text for any stop strings."""
+    Each stop string has a Knuth-Morris-Pratt automaton, so the cost is linear in the text's length."""
 
     __slots__ = ("_beginnings", "_fallbacks", "_include", "_num_matched", "_pending", "_stops", "stopped")
 
@@ -27,10 +27,10 @@ class StopStrings:
         self.stopped: str | None = None  # the stop string that ended the text
 
     def feed(self, text: str, armed: bool = True) -> str:
-        """Return the text that cannot belong to a stop string; "" once `stopped`.
+        """Append `text`. Return the text that cannot belong to a stop string, or "" after a stop string was found.
 
-        If not `armed`, no stop string can end in `text`, but it may begin there and end in later, armed text. min_tokens
-        uses this: its first tokens are fed unarmed."""
+        If `armed` is False, a stop string may begin in `text` but not end in it. For min_tokens, the text of the first tokens is
+        fed with `armed=False`."""
         if not self._stops:
             return text
         if self.stopped is not None:
@@ -40,7 +40,7 @@ class StopStrings:
         return self._scan(text, armed)
 
     def flush(self) -> str:
-        """Return the text still held back at the end."""
+        """Return the text still held back, at the end of the answer."""
         text, self._pending = self._pending, ""
         self._num_matched = [0] * len(self._stops)
         return text
@@ -58,7 +58,7 @@ class StopStrings:
         return pending[:certain]
 
     def _advance(self, char: str) -> list[str]:
-        """Advance every automaton by one character. Return the stop strings that this completes."""
+        """Advance every automaton by the character `char`. Return the stop strings that end with it."""
         ended = []
         for which, stop in enumerate(self._stops):
             fallback = self._fallbacks[which]
@@ -75,7 +75,8 @@ class StopStrings:
 
 
 def _fallback(stop: str) -> list[int]:
-    """Return, for each prefix length, the longest shorter prefix that is its suffix (Knuth, Morris, Pratt 1977)."""
+    """Return, for each prefix of `stop`, the length of the longest shorter prefix that is also its suffix (Knuth, Morris, Pratt
+    1977)."""
     lengths = [0] * len(stop)
     matched = 0
     for end in range(1, len(stop)):

@@ -1,1 +1,1 @@
-"""Tool parsers, one format of tool calls per file."""
+"""Tool parsers: one file per format of tool calls."""

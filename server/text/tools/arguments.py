@@ -1,7 +1,7 @@
-"""Tool arguments that a model writes one by one without types, converted to a JSON object by the tool's schema.
+"""Conversion of untyped tool arguments to a JSON object, by the tool's schema. The model writes one argument after another.
 
-A parameter that can only be a string is streamed. Any other is converted at its end: to JSON if its type is allowed, from
-Python's spelling, or else to a string. Without a type in the schema, valid JSON is accepted as is."""
+A parameter that can only be a string is streamed. Any other is converted when it is complete: to JSON if the schema allows its
+type, from a Python literal, or else to a string. If the schema states no type, valid JSON is accepted unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERS: Final = frozenset(("number", "integer"))
 
 
 class CallArguments:
-    """Arguments of one call. `schema`: their JSON schema. `emit`: receives pieces of the JSON object."""
+    """Writer of one call's arguments as a JSON object. `schema`: JSON schema of the arguments. `emit`: receives pieces of JSON."""
 
     def __init__(self, schema: Schema, emit: Callable[[str], object]) -> None:
         self._schema = schema
@@ -35,11 +35,11 @@ class CallArguments:
         self._emit("{}" if self._separator == "{" else "}")
 
     def raw(self, name: str, text: str) -> None:
-        """Emit the value of parameter `name`, complete in `text`."""
+        """Emit `text`, the complete value of parameter `name`, as JSON."""
         self._emit(typed(text, types_of(self._properties.get(name), self._schema)))
 
     def value(self, source: FedText, name: str, end: Markers) -> Parse[bool]:
-        """Consume and emit a value up to its end marker. Return False if the text ends before the marker."""
+        """Consume the value of parameter `name` up to an `end` marker, and emit it as JSON. Return False if the text ends first."""
         if types_of(self._properties.get(name), self._schema) == {"string"}:
             self._emit('"')
             ended = yield from source.until(end, lambda text: self._emit(inside(text)))
@@ -53,7 +53,7 @@ class CallArguments:
 
 
 def typed(text: str, types: frozenset[str]) -> str:
-    """Return the text of a value as JSON of one of these types, or else as a JSON string."""
+    """Convert the value `text` to JSON of one of `types`, or to a JSON string if none of them matches."""
     string = f'"{inside(text)}"'
     bare = text.strip()
     value = whole_json(bare)
@@ -68,6 +68,5 @@ def typed(text: str, types: frozenset[str]) -> str:
 
 
 def _type(value: str) -> str:
-    """Return the type of a valid JSON value: "integer" only for digits without a fraction or exponent."""
     value = value.strip()
     return _TYPES.get(value[0]) or ("integer" if value.lstrip("-").isdigit() else "number")

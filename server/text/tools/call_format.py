@@ -1,6 +1,6 @@
-"""Formats of tool calls as data, which constrain a model to its own format.
+"""Descriptions of tool call formats, used to constrain a model's output to its own format.
 
-A format is an expression in Lark syntax. A Writer assembles it, and provides the expressions for tokens and JSON schemas."""
+A format is an expression in Lark grammar syntax. A Writer creates the expressions for tokens and JSON schemas."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from server.text.tools.schemas import Schema
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Format of a list of calls: `before` it, each call's `begin`, arguments and `end`, `between` calls, `after` the list.
-    NAME is the function's name, NUMBER digits. `only_with`: a special token that the tokenizer must have."""
+    """Format of a list of calls: `before` the list, then `begin`, arguments and `end` of each call, `between` two calls, `after`
+    the list. NAME stands for the function's name, NUMBER for digits. `only_with`: special token that the tokenizer must have."""
 
     begin: str
     end: str = ""
@@ -30,8 +30,8 @@ JSON_CALL = '{"name": "NAME", "arguments": '
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Channels of formats in which an answer is several messages: how each begins, how all but the last end, and what comes
-    after that end."""
+    """Markers of a format in which an answer has several messages, such as harmony. `reasoning`, `remark`, `answer`: begin of
+    each kind of message. `end`: end of a message before the last. `again`: text between `end` and the next message."""
 
     begin: str  # every one of them
     reasoning: str
@@ -42,26 +42,26 @@ class Channels:
 
 
 class Writer(Protocol):
-    """Builder of format expressions. Every method raises ValueError, with a message for the client, for unsupported schemas."""
+    """Builder of grammar expressions. Every method raises ValueError with a message for the client if a schema is unsupported."""
 
     def text(self, text: str) -> str: ...
 
     def either(self, expressions: Iterable[str]) -> str: ...
 
     def json(self, schema: Schema) -> str:
-        """Return the expression of a JSON value."""
+        """Return the expression of a JSON value that matches `schema`."""
         ...
 
     def kinds(self, schema: Schema) -> Sequence[Schema]:
-        """Return the alternatives of a schema. Each has a `type` that is one word, or an `enum`, or neither if it cannot be
-        split."""
+        """Split `schema` into its alternatives. Each alternative has a single `type`, or an `enum`. If `schema` cannot be split,
+        return it alone."""
         ...
 
     def raw(self, schema: Schema, end: str, marker: str) -> str:
-        """Return the expression of a value between tags and its `end`: strings without quotes, other values as JSON.
-        `marker`: the part of `end` that a string may not contain."""
+        """Return the expression of a value and its closing tag `end`. Strings have no quotes; other values are JSON. `marker`:
+        the part of `end` that a string must not contain."""
         ...
 
     def members(self, schema: Schema, separator: str, write: Callable[[str, Schema], str]) -> str:
-        """Return the expression of an object's properties, in schema order. Those that are not required may be left out."""
+        """Return the expression of an object's properties, in schema order. Properties that are not required are optional."""
         ...

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1: <｜tool▁call▁begin｜>function<｜tool▁sep｜>name, then the arguments in a fenced block of JSON."""
+"""Tool parser of DeepSeek V3 and R1: <｜tool▁call▁begin｜>function<｜tool▁sep｜>name, then arguments in a fenced JSON block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek V3.1: <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, bare JSON where V3 had a fenced block."""
+"""Tool parser of DeepSeek V3.1: <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>, with JSON arguments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""FunctionGemma: <start_function_call>call:name{key:<escape>text<escape>,other:5}<end_function_call>.
+"""Tool parser of FunctionGemma: <start_function_call>call:name{key:<escape>text<escape>,other:5}<end_function_call>.
 
-<escape> is the quote of strings, at any depth; keys are bare. A value that is neither quoted nor a number or word of JSON
-or Python is typed by the schema: Google's own template leaves quotes out. The model then writes <start_function_response>,
-which Google wants as a stop string; it is dropped."""
+<escape> quotes strings at any depth; keys have no quotes. Google's own template omits the quotes of some strings, so an unquoted
+value that is neither a number nor a constant is converted by the schema. After a call the model writes
+<start_function_response>, Google's stop string, which is dropped."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class FunctionGemma(ToolParser):
         yield from self._close("<start_function_response>")
 
     def _members(self, arguments: CallArguments, depth: int) -> Parse[bool]:
-        """Parse key:value pairs up to the closing brace."""
         source = self.source
         comma = True
         while True:

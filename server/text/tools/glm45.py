@@ -1,7 +1,7 @@
-"""Tool parser of GLM 4.5 to 4.7:
-<tool_call>name, then <arg_key>k</arg_key><arg_value>v</arg_value> for each argument, </tool_call>.
+"""Tool parser of GLM 4.5 to 4.7: <tool_call>name, then <arg_key>k</arg_key><arg_value>v</arg_value> for each argument,
+</tool_call>.
 
-Strings are unquoted, other values are JSON; only the schema defines the type."""
+Strings have no quotes; other values are JSON. Only the tool's schema determines a value's type."""
 
 from __future__ import annotations
 

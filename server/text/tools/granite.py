@@ -1,4 +1,4 @@
-"""Granite: a list of calls after <|tool_call|> (3.0) or <tool_call> (3.1 to 3.3); single calls in Hermes' tags (4)."""
+"""Tool parser of Granite: a list of calls after <|tool_call|> (3.0) or <tool_call> (3.1 to 3.3), or calls in Hermes' format (4)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Harmony, the format of gpt-oss: messages of a header and a content, each on a channel.
+"""Parser of harmony, the output format of gpt-oss: a list of messages, each with a header and a content, on a channel.
 
-<|start|>assistant<|channel|>analysis<|message|>…<|end|>: analysis is reasoning; final, and commentary to nobody, is text; a
-message with a recipient (to=functions.name, in the role or in the channel) is a call. The prompt ends with
-<|start|>assistant, so the text begins inside a header; where it does not, the prompt began a message and text goes on in
-it. <|call|> and <|return|> are stop tokens: the end of the text stands for them."""
+Example: <|start|>assistant<|channel|>analysis<|message|>…<|end|>. The channel "analysis" is reasoning. The channels "final" and
+"commentary" are text. A message with a recipient (to=functions.name, in the role or the channel) is a tool call. The prompt ends
+with <|start|>assistant, so the output begins inside a header; otherwise the output continues the prompt's message. <|call|> and
+<|return|> are stop tokens, so the end of the output replaces them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Harmony(ToolParser):
                 self.source.record(marker)
 
     def _first(self) -> Parse[str]:
-        """Return the marker that begins the text; it replaces <|start|>, which is in the prompt."""
+        """Return the marker with which the output begins. The prompt contains <|start|>, so <|start|> is also returned for
+        "to="."""
         yield from self.source.space()
         for beginning in (_CHANNEL, _START):
             if (yield from self.source.literal(beginning)):
@@ -66,7 +67,7 @@ class Harmony(ToolParser):
         return ""
 
     def _message(self) -> Parse[str]:
-        """Parse a message whose begin is recorded. Return the marker that ended it."""
+        """Parse a message whose start marker is recorded. Return the marker that ended the message."""
         ended = yield from self.source.until(_HEADER_ENDS, ignore)
         head = self.source.recorded()
         if ended != _MESSAGE:

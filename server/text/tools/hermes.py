@@ -1,4 +1,4 @@
-"""Hermes 2 and 3, Qwen 2.5 and 3, and many more: <tool_call>{"name": …, "arguments": {…}}</tool_call>, one after another."""
+"""Tool parser of Hermes 2 and 3, Qwen 2.5 and 3, and others: one or more <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Calls written as JSON objects: {"name": …, "arguments": {…}}, alone or in a list, with keys in any order.
+"""Base of tool parsers for calls written as JSON objects: {"name": …, "arguments": {…}}, alone or in a list, keys in any order.
 
-Arguments are streamed once the name is known; arguments before the name are held back."""
+Arguments are streamed once the name is known. Arguments that precede the name are held back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCalls(ToolParser):
-    """Parser of JSON objects and lists of objects as calls; subclasses parse the text around them."""
+    """Base class of parsers for JSON objects, or lists of objects, as calls. Subclasses parse the text around the JSON."""
 
     closes: ClassVar[tuple[str, ...]] = ()  # what may follow the last call that a marker begins
     any_keys = True  # an object may hold more than a call does
@@ -25,7 +25,7 @@ class JsonCalls(ToolParser):
             yield from self._close(*self.closes)
 
     def _objects(self, *, in_list: bool = False) -> Parse[bool]:
-        """Parse one call or a list of calls. Return False if something was no call; it has been handled.
+        """Parse one call or a list of calls. Return False if an object was not a call; its text has then been emitted.
 
         `in_list`: the opening bracket was already consumed."""
         if not in_list and (yield from self.source.space()) != "[":

@@ -1,7 +1,7 @@
-"""Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>.
+"""Tool parser of Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>.
 
-The text in the name's place is the call's id. The template writes ids back unchanged, so the model's own id is passed on: a
-generated id would be unlike its training data. The id's number counts all calls of the conversation."""
+The text before the arguments is the call's id, which ends in the call's number within the conversation. The template writes ids
+unchanged into later prompts. The model's id is therefore kept: a generated id would differ from the training data."""
 
 from __future__ import annotations
 

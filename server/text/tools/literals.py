@@ -1,7 +1,7 @@
-"""Python and JavaScript literals, converted to JSON while they arrive.
+"""Streaming conversion of Python and JavaScript literals to JSON.
 
-Supported: strings in either or tripled quotes, with Python's escapes; numbers; True and true, None and null; lists, tuples
-and dictionaries. Names, calls and operators are invalid."""
+Supported are strings in single, double or triple quotes with Python's escapes, numbers, True and true, None and null, lists,
+tuples and dictionaries. Names, function calls and operators are invalid."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CODE_LENGTHS: Final = {"x": 2, "u": 4, "U": 8}
 
 
 def inside(text: str) -> str:
-    """Return `text` escaped for a JSON string, without the quotes."""
+    """Return `text` escaped for use in a JSON string, without quotes around it."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def python_value(source: FedText, emit: Emit, depth: int = 0) -> Parse[bool]:
-    """Consume one literal and emit it as JSON. Return False if there is none, or it is invalid or incomplete."""
+    """Consume one literal from `source` and emit it as JSON. Return False if the literal is missing, invalid or incomplete."""
     char = yield from source.space()
     if char and char in "\"'":
         return (yield from _string(source, emit))
@@ -50,7 +50,7 @@ def python_value(source: FedText, emit: Emit, depth: int = 0) -> Parse[bool]:
 
 
 def number(word: str) -> str | None:
-    """Return a number in JSON syntax; None if `word` is no number, or one that JSON cannot express."""
+    """Return the number `word` in JSON syntax, or None if `word` is not a number or JSON cannot express it."""
     if NUMBER.fullmatch(word):
         return word
     try:
@@ -77,7 +77,7 @@ def _string(source: FedText, emit: Emit) -> Parse[bool]:
 
 
 def _escape(source: FedText, emit: Emit) -> Parse[bool]:
-    """Parse the escape after a backslash. If it is no valid escape, the backslash is literal, as in Python."""
+    """Parse an escape sequence after its backslash. If the sequence is invalid, emit the backslash itself, as Python does."""
     char = yield from source.peek()
     if char in _CODE_LENGTHS:
         source.take(1)
@@ -138,7 +138,7 @@ def _dict(source: FedText, emit: Emit, depth: int) -> Parse[bool]:
 
 
 def python_to_json(text: str) -> str | None:
-    """Return a complete Python literal as JSON; None if `text` is not one."""
+    """Convert a complete Python literal to JSON. Return None if `text` is not a literal."""
     source, pieces = FedText(), list[str]()
     source.feed(text)
     source.closed = True

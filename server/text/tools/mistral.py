@@ -1,5 +1,5 @@
-"""Mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}, "id": …} (tokenizers v3 and v7); or, for each call
-anew, [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}, where newer tokenizers leave out the id (v11, v13)."""
+"""Tool parser of Mistral: [TOOL_CALLS] and a list of {"name": …, "arguments": {…}, "id": …} (tokenizers v3 and v7), or one
+[TOOL_CALLS]name[CALL_ID]id[ARGS]{…} per call, without the id in newer tokenizers (v11, v13)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mistral(JsonCalls):
 
     @staticmethod
     def new_id() -> str:
-        """Return an id of nine letters and digits: Mistral's templates reject any other."""
+        """Return a random id of nine letters and digits. Mistral's templates reject other ids."""
         return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
     def _call(self, marker: str) -> Parse[None]:

@@ -1,4 +1,4 @@
-"""Phi-4-mini: a list of calls behind `functools`, or between <|tool_call|> and <|/tool_call|>."""
+"""Tool parser of Phi-4-mini: a list of calls after `functools`, or between <|tool_call|> and <|/tool_call|>."""
 
 from __future__ import annotations
 

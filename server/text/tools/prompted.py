@@ -1,8 +1,8 @@
-"""Tools for a model whose chat template does not support them: described in the system message, with calls and results in the
-turns.
+"""Tool support for a model whose chat template has none: the system message describes the tools, and messages contain the calls and
+results as text.
 
-The format is Hermes', which most models have seen in training, so its parser reads the answers. Messages are OpenAI's and
-are not modified; only text is added, which works with any template that supports system, user and assistant."""
+The format is Hermes', which most models have seen in training, so the Hermes parser reads the answers. Only text is added to
+OpenAI messages, so any template with system, user and assistant roles works."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ To call one, write its name and its arguments as a JSON object between tags, and
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the conversation with `tools` in its system message, which is added if missing. Roles and keys that only tools
-    need are converted to text or removed."""
+    """Return the messages with a description of `tools` in the system message, which is added if missing. Tool calls and results
+    are converted to text."""
     seen: list[dict[str, Any]] = []
     behind_result = False
     for message in messages:

@@ -1,7 +1,8 @@
-"""Python calls: [name(key="value"), …] as the whole answer (Llama 3.2 and 4), or one a line in <function_calls> (OLMo 3).
+"""Tool parser of Python calls: the answer is [name(key="value"), …] (Llama 3.2 and 4), or has <function_calls>, one call per line
+(OLMo 3).
 
-No marker distinguishes a bare list of calls from other text in brackets. Text is a list of calls if it is at the start or
-after <|python_start|>, and its first call names a tool of the request."""
+No marker distinguishes a bare list of calls from other text in brackets. Text is a list of calls if it is at the start or after
+<|python_start|>, and its first call names a tool of the request."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Pythonic(ToolParser):
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
-        """Return the expression of the arguments. Values are JSON: the codec also accepts its true, false and null."""
+        """Return the grammar expression of a call's arguments. Values are JSON; the parser also accepts true, false and null."""
 
         def argument(name: str, schema: Schema) -> str:
             if not _WORD.fullmatch(name):

@@ -1,7 +1,7 @@
-"""Qwen3-Coder: <tool_call><function=name><parameter=k>v</parameter></function></tool_call>, each tag on a line of its own.
+"""Tool parser of Qwen3-Coder: <tool_call><function=name><parameter=k>v</parameter></function></tool_call>, one tag per line.
 
-Values have no types and stand on lines of their own: one line break on either side belongs to the tags. Models forget the
-outer tag, so <function= begins a call as well."""
+Values have no types and are on separate lines: one line break on each side belongs to the tags. Models often omit the outer tag,
+so <function= also starts a call."""
 
 from __future__ import annotations
 

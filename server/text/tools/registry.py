@@ -1,7 +1,7 @@
 """Registry of tool parsers by name, and detection of a model's parser from its chat template.
 
-A template shows how calls of earlier turns are written, and the model writes new calls the same way. Marks are tested from
-most to least specific, since several formats share <tool_call>. If a template does not mention calls (Kimi K2's first), the
+A template contains the format of previous calls, and the model writes new calls in the same format. Marks are tested from most
+to least specific, since several formats share <tool_call>. If the template does not mention calls (the first Kimi K2), the
 tokenizer's special tokens are tested."""
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def name_of(parser: type[ToolParser]) -> str:
 
 
 def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[str] = ()) -> str | None:
-    """Return the name of a model's tool parser, from its chat template (of several, the one for tools) and special tokens.
+    """Return the name of a model's tool parser, or None if none matches; calls are then not parsed.
 
-    None if nothing matches; calls are then not parsed."""
+    `template`: chat template, or templates by name, of which "tool_use" is preferred. `special_tokens`: the tokenizer's."""
     if template is not None and not isinstance(template, str):
         template = template.get("tool_use") or template.get("default")
     marks = _Marks(template or "", frozenset(special_tokens))
@@ -78,7 +78,7 @@ def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[
 
 
 class _Marks:
-    """Marks in a model's files: `in` looks in the template, `has` also in the special tokens."""
+    """Search for marks of a format: `in` searches the template, `has` also the special tokens."""
 
     def __init__(self, template: str, special_tokens: frozenset[str]) -> None:
         self._template = template

@@ -1,6 +1,6 @@
-"""Tool schemas: parameters of a tool's JSON schema, with references resolved.
+"""Readers of a tool's JSON schema, which resolve references.
 
-Clients may send any object: invalid parts are ignored here, and rejected elsewhere if they matter."""
+Clients may send any object as schema. Invalid parts are ignored here, and rejected elsewhere if necessary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MAX_PARTS = 256  # limit of anyOf and oneOf parts in total
 
 
 def as_schema(found: object) -> Schema:
-    """Return `found` if it is a mapping, else {}: `true` is a valid schema without constraints."""
+    """Return `found` if it is a mapping, otherwise {}. (`true` is also a valid schema, without constraints.)"""
     return found if isinstance(found, Mapping) else {}
 
 
 def properties_of(schema: Schema) -> Schema:
-    """Return the properties of an arguments schema, by name."""
+    """Return the properties of an arguments schema, as a mapping from name to schema."""
     try:
         return as_schema(dereferenced(schema, schema).get("properties"))
     except ValueError:
@@ -27,9 +27,9 @@ def properties_of(schema: Schema) -> Schema:
 
 
 def dereferenced(schema: Schema, root: Schema) -> Schema:
-    """Return `schema` without a reference or single-part allOf at its top; unchanged if a reference cannot be resolved.
+    """Resolve a $ref, or an allOf with one entry, at the top of `schema`. If a reference cannot be resolved, return it unchanged.
 
-    `root`: the schema that references are relative to. Raises ValueError for a circular reference."""
+    `root`: the schema that contains the references' targets. Raises ValueError for a circular reference."""
     for _ in range(_MAX_STEPS):
         parts, reference = schema.get("allOf"), schema.get("$ref")
         if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], Mapping):
@@ -42,7 +42,7 @@ def dereferenced(schema: Schema, root: Schema) -> Schema:
 
 
 def referred(reference: str, root: Schema) -> Schema | None:
-    """Return the schema that "#/$defs/name" refers to in `root`; None if it does not exist or is outside `root`."""
+    """Return the schema to which a reference such as "#/$defs/name" points in `root`, or None if no such schema exists."""
     found: Any = root
     head, *path = reference.split("/")
     for part in path:
@@ -51,7 +51,7 @@ def referred(reference: str, root: Schema) -> Schema | None:
 
 
 def types_of(schema: object, root: Schema) -> frozenset[str]:
-    """Return the JSON types a schema allows; empty if it states none or is too complex."""
+    """Return the names of the JSON types that `schema` allows. The set is empty if no type is stated or `schema` is too complex."""
     types: set[str] = set()
     todo = [schema]
     for _ in range(_MAX_PARTS):
@@ -66,7 +66,7 @@ def types_of(schema: object, root: Schema) -> frozenset[str]:
 
 
 def _types(schema: object, root: Schema) -> tuple[frozenset[str], list[Any]]:
-    """Return the types that a schema names, or else its alternative schemas."""
+    """Return the types that `schema` names. If it names none, return its alternative schemas as second value."""
     try:
         schema = dereferenced(as_schema(schema), root)
     except ValueError:
@@ -84,7 +84,7 @@ def _types(schema: object, root: Schema) -> tuple[frozenset[str], list[Any]]:
 
 
 def type_of(value: Any) -> str:
-    """Return the JSON type name of a Python value."""
+    """Return the name of the JSON type of a Python value."""
     if isinstance(value, bool):
         return "boolean"
     for kind, name in ((str, "string"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object")):

@@ -1,4 +1,4 @@
-"""Base for calls within a section, each between its own markers: shared by DeepSeek and Kimi."""
+"""Base of tool parsers for formats with a section of calls, each call between markers: DeepSeek and Kimi."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from server.text.tools.tool_parser import ToolParser
 
 
 class Section(ToolParser):
-    """Tool parser for calls within a section. `starts` are the markers of the section and of a call, since models forget the
-    former."""
+    """Base class of tool parsers for calls within a section. `starts` contains the start markers of both section and call, since
+    models sometimes omit the section's marker."""
 
     section_begin: ClassVar[str]
     section_end: ClassVar[str]
@@ -37,11 +37,10 @@ class Section(ToolParser):
             self.source.record(self.call_begin)
 
     def _one(self) -> Parse[bool]:
-        """Parse one call after its begin marker, up to and including its end marker."""
+        """Parse one call after its start marker, end marker included. Return False if the call is invalid."""
         raise NotImplementedError
 
     def _rest(self, name: str, id: str | None = None) -> Parse[bool]:
-        """Read arguments and the end marker of a call."""
         if not (yield from self._arguments_of(name, id)):
             return False
         yield from self.source.space()

@@ -1,10 +1,10 @@
-"""Base of all tool parsers: emits text up to a marker, announces a call, and streams its arguments.
+"""Base of all tool parsers: emits text up to a marker, announces a call, and streams the call's arguments.
 
-- A call is announced (ToolCall) once its name is certain and its arguments begin. If it breaks before that, all its
-  characters are Text. If it breaks later, or is cut off, it ends in Malformed with everything that was written.
-- White space between text and a call, between calls and after the last one belongs to the format and is dropped; without
-  a call, the text is unchanged.
-- Nothing is parsed twice. Undecided text is a prefix of a marker or of a call.
+- A call is announced (ToolCallStart) once its name is certain and its arguments begin. If the call is invalid before that, all
+  its characters become Text. If it is invalid or cut off later, it ends with Malformed, which contains the call's whole text.
+- White space between text and a call, between calls and after the last call belongs to the format and is dropped. Without a
+  call, the text is unchanged.
+- No text is parsed twice. Text that is held back is a prefix of a marker or of a call.
 
 Most markers are special tokens: the text must be decoded with them."""
 
@@ -26,8 +26,8 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ToolParser(ParsingCodec):
-    """Parser of one format of tool calls. `tools`: the request's tools in OpenAI's format, for their names, and for argument
-    types where a format writes none."""
+    """Base class of the parsers of tool call formats. `tools`: the request's tools in OpenAI's format. Their names identify
+    calls; their schemas provide argument types if the format has none."""
 
     starts: ClassVar[Markers]  # what begins a call, or a list of them
     ends: ClassVar[Markers]  # what ends one that is broken
@@ -49,17 +49,17 @@ class ToolParser(ParsingCodec):
 
     @classmethod
     def strings(cls) -> frozenset[str]:
-        """Strings that must be in the text, even as special tokens, to find calls."""
+        """Return the markers. The detokenizer must keep them in the text even if they are special tokens."""
         return frozenset((*cls.starts.strings, *cls.ends.strings, *cls.inner))
 
     @classmethod
     def arguments(cls, write: Writer, schema: Schema) -> str:
-        """Return the expression of a call's arguments in this format."""
+        """Return the grammar expression of a call's arguments. `schema`: JSON schema of the arguments."""
         return write.json(schema)
 
     @staticmethod
     def new_id() -> str:
-        """Return an id, valid for the chat template, for a call that the model wrote without one."""
+        """Return a new id for a call that the model wrote without an id. The chat template accepts this id."""
         return f"call_{secrets.token_hex(12)}"
 
     def _at_end(self) -> None:
@@ -86,7 +86,7 @@ class ToolParser(ParsingCodec):
             self.source.recorded()
 
     def _call(self, marker: str) -> Parse[None]:
-        """Parse what follows a start marker, or "" for a bare call at the start. Text since the marker is recorded."""
+        """Parse the text after the start marker `marker`; "" means a bare call at the start. Text since the marker is recorded."""
         raise NotImplementedError
 
     # --- what it does it with ------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class ToolParser(ParsingCodec):
             self._space.append(text[len(shown) :])
 
     def _is_tool(self, name: str) -> bool:
-        """Return whether `name` is a tool of the request: text in a format without markers is then a call."""
+        """Return True if the request has a tool `name`. Formats without markers need this to recognise a call."""
         return name in self._parameters
 
     def _begin(self, name: str, id: str | None = None) -> None:
@@ -118,13 +118,13 @@ class ToolParser(ParsingCodec):
         self.source.record()
 
     def _fail(self) -> Parse[None]:
-        """Handle a call that failed to parse: emit it as text or, if announced, as malformed up to an end marker."""
+        """Handle an invalid call. If it was announced, skip text up to an end marker. Emit the call as Malformed or Text."""
         if self._open:
             yield from self.source.until(self.ends, ignore)
         self._break_off()
 
     def _break_off(self) -> None:
-        """Emit the recorded text as Text or, if a call was announced, as Malformed."""
+        """Emit the recorded text: as Malformed if the call was announced, otherwise as Text."""
         if not self._open:
             self._emit_text(self.source.recorded())
             return
@@ -132,7 +132,7 @@ class ToolParser(ParsingCodec):
         self._end()
 
     def _close(self, *ends: str) -> Parse[str]:
-        """Consume and return whichever of `ends` comes next; "" if none does, and the white space before it is then text."""
+        """Consume and return the first of `ends` that follows. If none follows, emit white space as text and return ""."""
         self.source.record()
         yield from self.source.space()
         for end in ends:
@@ -142,11 +142,12 @@ class ToolParser(ParsingCodec):
         return ""
 
     def _arguments_of(self, name: str, id: str | None = None) -> Parse[bool]:
-        """Announce call `name` when its arguments begin, and stream the arguments."""
+        """Parse a call's arguments. Announce call `name` when they begin, and stream them. Return False if they are invalid."""
         return self._arguments(partial(self._begin, name, id), self._emit_arguments)
 
     def _arguments(self, begin: Callable[[], object], emit: Callable[[str], object]) -> Parse[bool]:
-        """Parse a call's arguments: an object (streamed), an object in a string, or null for no arguments."""
+        """Parse arguments: an object, an object in a string, or null. Call `begin`, then `emit` with JSON. Return False if
+        invalid."""
         char = yield from self.source.space()
         if char == "{":
             begin()
@@ -166,10 +167,9 @@ class ToolParser(ParsingCodec):
 
 
 def _parameters(tool: Mapping[str, Any]) -> tuple[str, Schema]:
-    """Return a tool's name, and the schema of its arguments."""
     function = tool.get("function", tool)
     return str(function.get("name", "")), as_schema(function.get("parameters") or function.get("input_schema"))
 
 
 def ignore(text: str) -> None:
-    """Drop `text`, for syntax without content."""
+    """Ignore `text`. Used as `emit` for syntax without content."""
