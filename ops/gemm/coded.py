@@ -110,9 +110,9 @@ class CodedLinearWeight(LinearWeight):
             size = sum(len(part.weight) for part in parts), in_features_of(parts[0])
             check_refill("weight", size, (self.out_features, self.in_features))
             if self.in_pieces and not fit_pieces(parts):
-                sizes = " and ".join(map(str, sorted({self.in_features // groups_of(part) for part in parts})))
+                new = " and ".join(map(str, sorted({self.in_features // groups_of(part) for part in parts})))
                 kept = self.in_features // self.groups
-                raise ValueError(f"{self._format}: group size {sizes} is not supported, the loaded weight has size {kept}")
+                raise ValueError(f"{self._format}: group size {new} is not supported; the loaded weight has {kept}")
             given = lay(parts, in_pieces=self.in_pieces, groups=self.groups)
             if given.keys() != self._kept.keys():
                 raise ValueError(f"a weight with {', '.join(given)} where {', '.join(self._kept)} are kept")
