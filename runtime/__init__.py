@@ -1,1 +1,1 @@
-"""Inference engine: takes token ids and returns token ids. It has no text and no HTTP."""
+"""Inference engine, which takes token ids and returns token ids. It contains no code for text or HTTP."""

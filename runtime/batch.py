@@ -1,6 +1,6 @@
-"""ScheduledBatch: plain data that describes one scheduled step: its rows, token ranges, KV blocks and work. It is frozen.
+"""ScheduledBatch: immutable plain data that describes one scheduled step: its rows, their token ranges, KV blocks and sampling.
 
-A row refers to its sequence by number and nothing here holds a live object, so a batch can be sent to another process."""
+A row contains the number of its sequence instead of the object, so a batch can be sent to another process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NOT_FINITE = -1  # replaces a sampled id if the row's logits were NaN or infinit
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
-    """State of a sequence that has just been assigned a row, for the device tables.
+    """State of a sequence that has just been assigned a row. The runner writes it to the device tables.
 
-    `num_computed`: tokens whose keys and values are already in its blocks; the row's first span starts there. `params`:
-    sampling parameters without matchers. `masked`: the sequence has matchers, so each of its samples comes with a mask.
-    `adapter_slot`: slot of its adapter on the device, or -1. `rope_delta`: offset between positions and rotary positions
-    after the prompt, for rotary embeddings of three axes."""
+    `num_computed`: number of tokens whose keys and values are already in the sequence's blocks; the first step starts there.
+    `params`: sampling parameters without matchers. `masked`: the sequence has matchers, so each of its samples requires a mask.
+    `adapter_slot`: slot of its adapter on the device, or -1. `rope_delta`: rotary position minus token position after the
+    prompt, for rotary embeddings of three axes."""
 
     params: SamplingParams
     seed: int
@@ -39,8 +39,8 @@ class RowBinding:
 
 
 class MediaSpan(NamedTuple):
-    """Placeholders of one media item in a step. The outputs that an encoder stored under `key`, from number `first` on,
-    replace the token embeddings at `positions` of a sequence, which are ascending."""
+    """Placeholder tokens of one media item in a step. `positions`: their ascending positions in the sequence. Their embeddings
+    are replaced by encoder outputs: those stored under `key`, beginning with output number `first`."""
 
     key: bytes
     first: int
@@ -49,9 +49,9 @@ class MediaSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMedia:
-    """Media of a row. `rope_positions` [3, num_tokens]: M-RoPE positions, or None. `prompt_len`: length of a prompt that
-    starts in this step and whose tokens all attend to each other; otherwise 0. `crossed`: key of the encoder outputs whose
-    keys and values cross-attention stores in this step, or None."""
+    """Media of a row. `rope_positions` [3, num_tokens]: M-RoPE positions, or None. `prompt_len`: length of the prompt if it
+    starts in this step and all its tokens attend to each other; otherwise 0. `crossed`: key of encoder outputs, or None. Their
+    keys and values are stored for cross-attention in this step."""
 
     spans: tuple[MediaSpan, ...]
     rope_positions: Int32s | None = None
@@ -61,8 +61,8 @@ class RowMedia:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpan:
-    """Tokens [start, start + len(token_ids)) of a prompt whose log-probabilities are requested, with the `count` most likely
-    tokens of each. They come from the logits of tokens start - 1 and on, computed in the same step."""
+    """Prompt tokens [start, start + len(token_ids)) whose log-probabilities are requested. `count`: number of most likely
+    alternatives to return for each. Their logits are those of tokens `start - 1` and on, computed in the same step."""
 
     start: int
     token_ids: tuple[int, ...]
@@ -71,22 +71,22 @@ class PromptLogprobsSpan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sampling of a row: at its last token, and also at the `num_drafts` tokens before it if the row ends with draft tokens.
-    `masked`: the sampling must wait for the masks of the sequence's matchers."""
+    """Sampling of a row: one token after its last token, and one after each of the `num_drafts` tokens before it. `num_drafts`:
+    number of draft tokens at the row's end. `masked`: sampling must wait for the masks of the matchers."""
 
     num_drafts: int = 0
     masked: bool = False
 
     @property
     def num_ids(self) -> int:
-        """Maximum number of token ids that the row can gain in the step."""
+        """Maximum number of token ids that the step can add to the row's sequence."""
         return 1 + self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Pooling of the row's hidden states by `params`, which are fully resolved. `is_last` False: this is a chunk of a prompt
-    whose pooling reads all tokens, and partial results are kept until its last chunk."""
+    """Pooling of the row's hidden states. `params`: pooling parameters without defaults left to fill in. `is_last` is False for
+    an earlier chunk of a prompt whose pooling reads all tokens. Partial results are then kept until the last chunk."""
 
     params: PoolingParams
     is_last: bool = True
@@ -98,17 +98,17 @@ _made = tuple.__new__
 
 
 class ScheduledRow(NamedTuple):
-    """Tokens [start, start + num_tokens) of one sequence in a step. A tuple, because a frozen dataclass takes four times as
-    long to create.
+    """Tokens [start, start + num_tokens) of one sequence in a step. A tuple, because a frozen dataclass takes four times as long
+    to create.
 
-    `number`: the sequence's number. `row`: its row in every device table. `start`: the greatest possible start while earlier
-    draft tokens have not settled; the device has the exact one. `draft_ids`: draft tokens, or ON_DEVICE for draft tokens that
-    the row's previous step made.
+    `number`: the sequence's number. `row`: its row in every device table. `start`: the first token's position if all draft tokens
+    in flight are accepted; the device computes the exact position. `draft_ids`: draft tokens, or ON_DEVICE if the row's previous
+    step made them on the device.
 
-    The span consists of `token_ids` and `draft_ids`. If they are one token short, the id that the row sampled last, which is
-    on the device, stands between them. `new_blocks`: blocks appended to its block tables. `binding`: set if the row has a
-    new sequence. `num_proposed`: draft tokens to make after this step; blocks for them are reserved. `restart`: an explicit
-    start, from which the device counts, or -1."""
+    The row computes `token_ids`, then `draft_ids`. If they are one token short of `num_tokens`, the token between them is the
+    row's last sampled token, which is only on the device. `new_blocks`: blocks to append to the row's block tables. `binding`:
+    set if the row has a new sequence. `num_proposed`: number of draft tokens to make after this step; they have blocks.
+    `restart`: exact position at which the device must continue, or -1."""
 
     number: int
     row: int
@@ -141,7 +141,7 @@ class ScheduledRow(NamedTuple):
         return type(self.work) is Sample and self.work.masked
 
     def without_extra(self, end: int, work: Work) -> ScheduledRow:
-        """Return the row without its draft tokens, which were dropped. The new row ends at token `end` and has `work`."""
+        """Return the row without its draft tokens. The new row ends at token `end` and has `work` (a Sample, a Pool or None)."""
         num_tokens = self.num_tokens - len(self.draft_ids)
         return self._replace(start=end - num_tokens, num_tokens=num_tokens, draft_ids=(), work=work)
 
@@ -149,18 +149,18 @@ class ScheduledRow(NamedTuple):
 def decode_row(
     number: int, row: int, start: int, token_ids: tuple[int, ...], new_blocks: tuple[NewBlocks, ...]
 ) -> ScheduledRow:
-    """Return a row that computes and samples one token, with default values elsewhere. Three times as fast as the
+    """Return a row that computes one token and samples the next; other fields have their defaults. Three times as fast as the
     constructor."""
     return _made(ScheduledRow, (number, row, start, 1, token_ids, (), new_blocks, SAMPLE, None, None, 0, -1, None))
 
 
 def columns(rows: Sequence[ScheduledRow]) -> Any:
-    """Return a named tuple with one tuple of all rows' values for each field of ScheduledRow."""
+    """Return a ScheduledRow whose fields are tuples: each contains the values of all `rows` for that field."""
     return ScheduledRow._make(zip(*rows, strict=True) if rows else ((),) * len(ScheduledRow._fields))
 
 
 class BlockCopy(NamedTuple):
-    """Copy of KV block `source` to block `target`, in all layers, before the first write of the step."""
+    """Copy of KV block `source` to block `target` in all layers, made before the step writes to the KV cache."""
 
     source: int
     target: int
@@ -175,8 +175,8 @@ class AdapterLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncoderWork:
-    """Encoding of the media `item` of a prompt of sequence `number`, in parallel with steps. Its output is stored under
-    `key` for a later batch. A runner without an encoder rejects batches with encoder work."""
+    """Request to encode the media `item` of sequence `number`, in parallel with steps. The output is stored under `key` for a
+    later batch. A runner without an encoder rejects batches with encoder work."""
 
     number: int
     key: bytes
@@ -185,9 +185,9 @@ class EncoderWork:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """A scheduled step. `encoder_drops`: keys of encoder outputs to drop before `encoder_work`. `follows`: the draft model
-    computes the step too; otherwise no draft tokens are made after it. `decodes_only`: True if each row is one sampled token
-    without mask, draft tokens or binding; False means nothing. `number`: set and read by a feature that counts steps."""
+    """A scheduled step. `encoder_drops`: keys of encoder outputs to drop before `encoder_work`. `follows`: after the step, the
+    draft model runs on the same tokens; otherwise no draft tokens are made. `decodes_only`: True if each row samples one token
+    without mask, draft tokens or binding; False is always valid. `number`: step number, used by features that count steps."""
 
     rows: tuple[ScheduledRow, ...]
     num_tokens: int
@@ -214,7 +214,7 @@ class ScheduledBatch:
 
     @property
     def pooling_rows(self) -> tuple[ScheduledRow, ...]:
-        """Rows that yield a pooled result. A prompt in several chunks yields it with its last chunk."""
+        """Rows that produce a pooled result. A prompt in several chunks produces one with its last chunk."""
         if self.decodes_only:
             return ()
         return tuple([row for row in self.rows if type(row.work) is Pool and row.work.is_last])
@@ -226,8 +226,8 @@ class ScheduledBatch:
         return tuple([row for row in self.rows if row.prompt_logprobs is not None])
 
     def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
-        """Return two batches: this step without sampling for the device rows `late`, and the sampling of the rows `late`
-        alone."""
+        """Return two batches. The first is this step without the sampling of the rows whose device row is in `late`. The second
+        contains only the sampling of those rows."""
         rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
         sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
         return (
@@ -236,6 +236,7 @@ class ScheduledBatch:
         )
 
     def sampled_by(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """Return `rows`, which may include more than this batch, with sampling only for the rows that this batch samples."""
+        """Return `rows` with sampling removed from rows that this batch does not sample. `rows` may include rows of other
+        batches."""
         sampled = {row.row for row in self.sampling_rows}
         return tuple(row if row.row in sampled or not row.samples else row._replace(work=None) for row in rows)

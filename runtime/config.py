@@ -1,5 +1,5 @@
-"""EngineConfig: the requested options. EnginePlan: the values resolved for this model and machine. Both are frozen; no
-torch."""
+"""EngineConfig: the requested options. EnginePlan: the values that the engine chose for this model and machine. Both are
+immutable. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ CACHE_TYPES = {
 
 
 class PlanError(ValueError):
-    """The options do not fit the model or the machine; the message names the option to change."""
+    """Error: the options do not fit the model or the machine. The message names the option to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraLimits:
-    """Limits of adapters, under vLLM's option names. `max_loras`: adapters in one step, each in a slot of the device.
-    `max_cpu_loras`: adapters kept in host memory, including those in slots. `max_lora_rank`: maximum rank of each.
-    `lora_experts`, `lora_vocabulary`: allocate device memory for adapters of experts, and of the embedding and the head."""
+    """Limits of LoRA adapters, with vLLM's option names. `max_loras`: maximum adapters in one step; each uses a slot on the
+    device. `max_cpu_loras`: maximum adapters in host memory, including those in slots. `max_lora_rank`: maximum rank of each.
+    `lora_experts`, `lora_vocabulary`: allocate device memory for adapters of experts, or of the embedding and the output head."""
 
     max_loras: int
     max_cpu_loras: int
@@ -57,9 +57,9 @@ class LoraLimits:
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """Limits of one engine's KV tiers. `host_bytes`: host memory. `folder`, `disk_bytes`: folder and size of the disk tier;
-    None: no disk tier. `fingerprint`: 32 bytes, unique to a model, dtype and layout. `num_ranks`: ranks whose parts form a
-    stored block."""
+    """Limits of one engine's KV tiers. `host_bytes`: host memory. `folder`, `disk_bytes`: folder and maximum size of the disk
+    tier; `folder` None: no disk tier. `fingerprint`: 32 bytes, unique to a model, dtype and layout. `num_ranks`: number of
+    tensor-parallel ranks; a stored block contains the data of all."""
 
     host_bytes: int
     folder: str | None
@@ -72,12 +72,12 @@ class TierLimits:
 class EngineConfig(EngineOptions):
     """Engine options, and settings that the server and its tests add.
 
-    `end_token_ids`: tokens that end a sequence, in addition to those of the model's files. `beside`: the engine shares a
-    device with a generating engine, so it uses short steps and a KV cache for one step and the longest prompt. `pools`:
-    prompts are pooled and nothing is sampled, so captured steps end at hidden states. `cache_key`: key of the prefix cache,
-    shared by engines that get the same prepared prompts. `kv_fingerprint`: digest of the model's files, for KV blocks on a
-    disk. `steps_in_flight`: 2 schedules a step while the previous one runs. `max_num_mixed_tokens`: fixed
-    number of prompt tokens in a step with decodes, instead of a time limit."""
+    `end_token_ids`: tokens that end a sequence, in addition to those of the model's files. `beside`: another engine generates
+    on the same device, so steps are short and the KV cache holds one step and the longest prompt. `pools`: prompts are pooled
+    and nothing is sampled, so captured steps end at hidden states. `cache_key`: key of the prefix cache, shared by engines that
+    get the same prepared prompts. `kv_fingerprint`: digest of the model's files, for KV blocks on disk. `steps_in_flight`: if
+    2, a step is scheduled while the previous one runs. `max_num_mixed_tokens`: maximum number of prompt tokens in a step with
+    decodes, or None for a time limit."""
 
     end_token_ids: frozenset[int] = frozenset()
     beside: bool = False
@@ -101,17 +101,17 @@ class EngineConfig(EngineOptions):
 
     @property
     def stages_apart(self) -> bool:
-        """True if each stage has its own process."""
+        """True if each pipeline stage has its own process."""
         return self.distributed_executor_backend != "uni"
 
     @property
     def num_stages_here(self) -> int:
-        """Number of pipeline stages of an engine in this process."""
+        """Number of pipeline stages of one engine that run in this process."""
         return 1 if self.stages_apart else self.pipeline_parallel_size
 
     @property
     def lora(self) -> LoraLimits | None:
-        """Limits of adapters, or None if adapters are disabled. Raises PlanError."""
+        """Limits of adapters, or None if adapters are disabled. Raises PlanError if they contradict each other."""
         if not self.enable_lora:
             return None
         try:
@@ -129,15 +129,15 @@ class EngineConfig(EngineOptions):
 
     @property
     def captures(self) -> bool:
-        """True if steps are captured in graphs. The reference attention reads lengths on the host, so it is not captured."""
+        """True if steps are captured in CUDA graphs. The reference attention reads lengths on the host, so it is not captured."""
         return not (self.enforce_eager or "reference" in (self.kernels, self.attention_backend))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPolicy:
-    """Storage format of weight matrices. `dense_dtype`: dtype of unquantised ones, or "stored" for the checkpoint's.
-    `keep_quantized`: keep quantised matrices if a kernel reads their format. `online`: format to which all are quantised
-    while loading: "int8", "int16" (CPU), "fp8" or "w4"."""
+    """Storage format of weight matrices. `dense_dtype`: dtype of unquantised matrices; "stored": as in the checkpoint.
+    `keep_quantized`: keep quantised matrices if a kernel reads their format. `online`: format to which all matrices are
+    quantised while loading: "int8", "int16" (CPU), "fp8" or "w4"; None: no quantisation."""
 
     dense_dtype: str
     keep_quantized: bool = False
@@ -146,7 +146,7 @@ class WeightPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """Default limits of one kind of device."""
+    """Default limits of one kind of device, such as CPU or CUDA."""
 
     dtype: str
     max_num_seqs: int
@@ -183,13 +183,13 @@ class EnginePlan:
     max_drafted_tokens: int | None = None  # tokens of the longest captured step with drafts
 
     def for_layers(self, kinds: tuple[MemoryKind, ...]) -> EnginePlan:
-        """Return the plan of another pipeline stage, whose layers are of the same kinds in another order. Block tables stay
-        the same."""
+        """Return the plan of another pipeline stage. Its layers have the same `kinds` of KV memory in another order, so the
+        block tables stay the same."""
         dtype = CACHE_TYPES[self.kv_cache_dtype]
         return replace(self, layout=KVLayout.of(tuple(kind.with_dtype(dtype) for kind in kinds)))
 
     def timed(self, config: EngineConfig, timed: TimedSteps, weights_bytes: int, platform: PlatformSteps) -> EnginePlan:
-        """Return the plan with step budgets that are computed from the step times measured at start-up."""
+        """Return the plan with step budgets computed from `timed`, the step times measured at start-up."""
         max_itl_s, target_ttft_s = (None if ms is None else ms / 1000 for ms in (config.max_itl, config.target_ttft))
         goals = Goals.resolve(max_itl_s, target_ttft_s, timed.token_s, platform)
         self = replace(self, token_s=timed.token_s, draft_share=timed.token_s / timed.smallest_s)
@@ -210,22 +210,22 @@ class EnginePlan:
         return replace(self, step_budget=budget, notes=(*self.notes, note))
 
     def _no_longer_than(self, step_s: float, timed: TimedSteps) -> EnginePlan:
-        """Return the plan with steps of at most `step_s` seconds. If prompts cannot be split, a step still holds the longest
-        prompt."""
+        """Return the plan with steps of at most `step_s` seconds. If prompts cannot be split, a step can still contain the
+        longest prompt."""
         needed = self.max_model_len if self.layout.in_one_step else 2
         tokens = max(needed, min(self.max_num_batched_tokens, int((step_s - timed.smallest_s) / timed.token_s)))
         return replace(self, max_num_batched_tokens=tokens, max_num_seqs=min(self.max_num_seqs, tokens))
 
     def speculation(self, follow_share: float = 0.0) -> Speculation | None:
-        """Return the controller of speculative decoding, or None. `follow_share`: assumed cost of running the draft model or
-        head after a step, as a fraction of the step."""
+        """Return the controller of speculative decoding, or None if it is disabled. `follow_share`: assumed time of the draft
+        model or head after a step, as a fraction of the step's time."""
         if self.speculative is None:
             return None
         return speculation_of(self.speculative, self.draft_share, follow_share, self.max_drafted_tokens)
 
     @property
     def max_proposed(self) -> int:
-        """Maximum number of draft tokens per row that the device makes after a step."""
+        """Maximum number of draft tokens per row that a draft model or head makes after a step; 0 if drafts come from the host."""
         return self.speculative.num_speculative_tokens if self.speculative and self.speculative.on_device else 0
 
     @property
@@ -247,8 +247,9 @@ class EnginePlan:
         cls, config: EngineConfig, *, dtype: str, layers: tuple[MemoryKind, ...], model_len: int,
         defaults: DeviceDefaults, free_bytes: int, weights: WeightPolicy | None = None,
     ) -> EnginePlan:  # fmt: skip
-        """Return the plan for a model. `model_len`: the model's context, in tokens. `free_bytes`: memory left after loading
-        the weights. `weights`: None stores unquantised weights as `dtype`. Raises PlanError."""
+        """Return the plan for a model. `model_len`: the model's context length, in tokens. `free_bytes`: memory left after
+        loading the weights. `weights`: storage format; None: unquantised as `dtype`. Raises PlanError if the options do not
+        fit."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         kinds = tuple(layer.with_dtype(CACHE_TYPES[kv_cache_dtype]) for layer in layers)
         _refuse(kinds)
@@ -329,7 +330,7 @@ class EnginePlan:
 
 
 def _tiers(config: EngineConfig, layout: KVLayout, dtype: str) -> TierLimits | None:
-    """Return the limits of the KV tiers, or None. Raises PlanError."""
+    """Return the limits of the KV tiers, or None if they are disabled. Raises PlanError if the options contradict each other."""
     if config.kv_host_bytes is None and config.kv_disk is None:
         return None
     option = "kv-disk" if config.kv_host_bytes is None else "kv-host-bytes"

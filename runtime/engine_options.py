@@ -1,7 +1,7 @@
-"""Options of the engine: one field is one option, with its help, choices and bounds.
+"""Options of the engine. Each field declares one option, with its help text, choices and bounds.
 
-`EngineConfig` and the server's own configuration inherit the fields, so each option is declared once. Standard library only:
-`--help` imports this module."""
+`EngineConfig` and the server's configuration inherit the fields, so each option is declared once. Imports the standard library
+only, because `--help` imports this module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes from "4096", "512MiB" or "1.5GB". K, M, G, T are powers of 1000, with an i powers of 1024."""
+    """Return the number of bytes of "4096", "512MiB" or "1.5GB". K, M, G and T are powers of 1000; Ki, Mi, Gi, Ti of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError("is not a size such as 512MiB or 2GiB")
@@ -47,11 +47,11 @@ def option(
     name: str | None = None,
     several: bool = False,
 ) -> Any:
-    """Return a dataclass field that is an option with `text` as its help.
+    """Return a dataclass field that declares an option with help text `text`.
 
-    `minimum` and `maximum` are inclusive. `parse` converts text if the annotation does not suffice. The value of a `secret`
-    option appears neither in errors nor in the configuration's repr. `aliases` are flag names from other servers. `name` is
-    the option's name if it differs from the field's. `several`: the flag takes all values that follow it."""
+    `minimum` and `maximum` are inclusive. `parse` converts the text of a value if the annotation does not suffice. A `secret`
+    value appears neither in errors nor in the configuration's repr. `aliases` are flag names from other servers. `name` is the
+    option's name if it differs from the field's. `several`: the flag takes all values that follow it."""
     return field(
         default=default,
         repr=not secret,
@@ -63,18 +63,18 @@ def option(
 
 
 def seconds(default: float | None, text: str, *, group: str = HTTP, minimum: float = 0, maximum: float = 86400) -> Any:
-    """Return an option whose value is a time in seconds."""
+    """Return a dataclass field that declares an option whose value is a time in seconds."""
     return option(default, text, group=group, minimum=minimum, maximum=maximum, metavar="SECONDS")
 
 
 def size(default: int | None, text: str, *, group: str = HTTP, minimum: int = 1, name: str | None = None) -> Any:
-    """Return an option whose value is a number of bytes."""
+    """Return a dataclass field that declares an option whose value is a number of bytes."""
     return option(default, text, group=group, minimum=minimum, parse=parse_size, metavar="SIZE", name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Engine options as given by the user. None and "auto" let the engine choose."""
+    """Engine options as given by the user. The engine chooses the value of options that are None or "auto"."""
 
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
         "auto", "format of the weights; dummy draws random weights", group=MODEL

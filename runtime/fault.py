@@ -1,4 +1,4 @@
-"""Severity of a failed step. The thread that runs a device's steps classifies its errors; the engine handles each class."""
+"""Severity of a failed step. The thread that launches steps classifies errors; the engine handles each severity differently."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Fault(Enum):
 
 
 class WorkerGone(Exception):
-    """Error: the computing thread has ended, so work that was submitted to it will not run."""
+    """Error: the worker thread has ended, so work that was submitted to it will not run."""
 
 
 class RowFailed(Exception):
-    """Error: the request of sequence `number` cannot be executed. Other rows of its step are not affected."""
+    """Error: the request of sequence `number` cannot be executed. Other rows of the same step are not affected."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"the parameters of sequence {number} cannot be bound to its row")
@@ -29,7 +29,7 @@ class RowFailed(Exception):
 
 
 def host_fault(error: BaseException) -> Fault:
-    """Classify an error of the CPU, where the device is the host itself."""
+    """Return the severity of `error`, which was raised by a step on the CPU."""
     if isinstance(error, WorkerGone):
         return Fault.LOST
     # torch's allocator for the CPU raises a RuntimeError.

@@ -1,8 +1,8 @@
-"""Features of scheduling: what draft tokens, adapters, media and pipeline stages add to a step, behind one interface.
+"""Scheduling features: interface through which draft tokens, adapters, media and pipeline stages change steps.
 
-The scheduler handles sequences, blocks, tokens and a budget. Everything else that affects a step is a `Feature`, called at
-fixed points of every step. A feature makes a `Claim` on a sequence when the sequence arrives. Most sequences have no claim
-and cost one truth test. Every method has a default that changes nothing. No torch, no clock."""
+The scheduler handles sequences, blocks, tokens and a budget. Everything else that affects a step is a `Feature`, whose methods
+are called at fixed points of every step. A feature that applies to a sequence attaches a `Claim` (hooks) to it. Most sequences
+have no claims and cost one truth test. By default, methods change nothing. Uses neither torch nor a clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Claim:
         return True
 
     def reuses(self, match: Match) -> int:
-        """Return how many cached entries of `match` the sequence may reuse, at most `match.num_entries`."""
+        """Return how many cached KV entries of `match` the sequence may reuse: at most `match.num_entries`."""
         return match.num_entries
 
     def started(self) -> None:
@@ -46,37 +46,37 @@ class Claim:
     # --- while it runs --------------------------------------------------------------------------------------------
 
     def reach(self, num_tokens: int, room: int) -> int:
-        """Return how many of the sequence's next `num_tokens` the step may compute; 0 for none. If a span must not be split,
-        return more than `num_tokens`, but at most `room`."""
+        """Return how many of the sequence's next `num_tokens` tokens the step may compute, or 0. To compute more because the
+        tokens must stay in one step, return a larger number, but at most `room`."""
         return num_tokens
 
     def extra_ids(self, num_tokens: int) -> tuple[int, ...]:
-        """Return draft tokens to compute after the sequence's next `num_tokens`. Blocks for them are available."""
+        """Return draft tokens to compute after the sequence's next `num_tokens` tokens. Blocks for them are available."""
         return ()
 
     def scheduled(self, row: ScheduledRow) -> ScheduledRow:
-        """Return `row`, which will be part of the step, with the feature's additions. The sequence's counts are those before
-        the step, and the row gets its new blocks afterwards."""
+        """Return `row`, which is being added to the step, with the feature's changes. Called before the sequence's counts
+        advance and before the row gets its new blocks."""
         return row
 
     def registered(self, first_entry: int) -> None:
-        """Called when the sequence's KV entries from `first_entry` on were offered to the prefix cache."""
+        """Called when the sequence's KV entries have been offered to the prefix cache, beginning with number `first_entry`."""
 
     def settled(self, num_extra: int, token_ids: Several[int]) -> None:
-        """Called when a step with `num_extra` draft tokens has yielded `token_ids`, before they are added to the sequence."""
+        """Called when a step with `num_extra` draft tokens has produced `token_ids`, before they are added to the sequence."""
 
     def rewinds(self) -> bool:
-        """Reset the sequence to where its next step must begin after rejected draft tokens. Return False if this feature
-        does not do it."""
+        """Set the sequence's counts to where its next step must begin after rejected draft tokens. Return False, without a
+        change, if this feature leaves that to the scheduler."""
         return False
 
     # --- its ends -------------------------------------------------------------------------------------------------
 
     def suspended(self) -> None:
-        """Called when the sequence loses its row and blocks, because it ended or was preempted."""
+        """Called when the sequence loses its row and blocks because it ended or was preempted."""
 
     def finished(self) -> None:
-        """Called when the sequence ends, whether it is running or waiting."""
+        """Called when the sequence ends, from the running or the waiting queue."""
 
 
 class Scheduling(Protocol):
@@ -91,7 +91,7 @@ class Scheduling(Protocol):
 
 
 class Door(Protocol):
-    """The engine's methods that features may use for work in parallel with steps."""
+    """The engine's methods that features may call for work that runs in parallel with steps."""
 
     @property
     def runner(self) -> Runner: ...
@@ -101,7 +101,7 @@ class Door(Protocol):
         ...
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
-        """End sequence `number`, if it has not ended. Its stream receives `reason` and `error`."""
+        """End sequence `number` unless it has already ended. Its stream receives `reason` and `error`."""
         ...
 
     def lose(self, error: BaseException) -> None:
@@ -109,23 +109,23 @@ class Door(Protocol):
         ...
 
     def observe(self, observe: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that only counts or reports. An exception in it is logged and ends no request."""
+        """Call `observe(*args)`, a function that only counts or reports. An exception in it is logged and ends no request."""
         ...
 
 
 class Feature:
-    """The host part of a scheduling feature. It receives and returns plain data only."""
+    """Host part of a scheduling feature. Its methods take and return plain data."""
 
     looks_ahead = False  # whether it uses the next tokens that matchers force
 
     def connect(self, scheduler: Scheduling) -> None:
-        """Store the scheduler that calls this feature from now on."""
+        """Store `scheduler`, which calls this feature from now on."""
 
     def check(self, request: Request) -> None:
-        """Raise ValueError, with a message for users, if no step could ever serve `request`."""
+        """Raise ValueError, with a message for users, if no step can ever serve `request`."""
 
     def claim(self, sequence: Sequence) -> Claim | None:
-        """Return the claim on `sequence`, which has just arrived, or None if the feature does not apply to it."""
+        """Return the hooks for `sequence`, which has just arrived, or None if the feature does not apply to it."""
         return None
 
     # --- a step, in the order of the calls ------------------------------------------------------------------------
@@ -134,24 +134,24 @@ class Feature:
         """Called at the start of scheduling a step."""
 
     def share(self, wanted: list[int]) -> None:
-        """Set entries of `wanted`, the number of tokens that each running sequence could compute, to 0 to exclude them from
-        this step."""
+        """Exclude running sequences from this step by setting their entries of `wanted` to 0. `wanted[i]`: number of tokens
+        that running sequence `i` could compute."""
 
     def extend(self, wanted: list[int], plan: StepPlan) -> bool:
-        """Choose draft tokens (`Claim.extra_ids`) within `plan.extra_room`, and change `wanted` as `share` does. Return
-        False if no step should be launched before those in flight have settled."""
+        """Choose draft tokens (`Claim.extra_ids`), at most `plan.extra_room`, and change `wanted` as `share` does. Return False
+        if no step may be launched until the results of the steps in flight are on the host."""
         return True
 
     @property
     def is_busy(self) -> bool:
-        """True if sequences with a claim of this feature are more than plain decodes in this step."""
+        """True if a running sequence with a claim of this feature needs more than a plain decode in this step."""
         return False
 
     def admits(self) -> None:
-        """Prepare for sequences that may start in this step. Called before `Claim.may_start`."""
+        """Prepare for the start of waiting sequences in this step. Called before `Claim.may_start`."""
 
     def decided(self, rows: Several[ScheduledRow]) -> None:
-        """Called with all rows of the step after scheduling."""
+        """Called with all `rows` of the step when it has been scheduled."""
 
     @property
     def has_work(self) -> bool:
@@ -159,35 +159,36 @@ class Feature:
         return False
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """Return `batch`, which will be launched, with the feature's additions."""
+        """Return `batch`, which is launched next, with the feature's additions."""
         return batch
 
     def relaxes(self) -> bool:
-        """Lift, for the next step only, the restriction by `share` that excluded all sequences. Return False if there was
-        none."""
+        """Disable the exclusions by `share` for the next step, if they excluded all sequences. Return False if there were no
+        exclusions."""
         return False
 
     # --- afterwards -----------------------------------------------------------------------------------------------
 
     def launches(self, batch: ScheduledBatch, door: Door) -> None:
-        """Start work in parallel with the step of `batch`, which is launched next. `door` reports its completion."""
+        """Start work that runs in parallel with the step of `batch`, which is launched next. Report its end through `door`."""
 
     @property
     def slows_steps(self) -> bool:
-        """True while parallel work makes steps slower, so that their times are not typical."""
+        """True while parallel work makes steps slower. Their times are then not used as measurements."""
         return False
 
     def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
-        """Record the time of a step: `step_s` seconds from the end of the previous step, or from its launch, to its own end."""
+        """Record the time of a step, `step_s` seconds: from its launch or the end of the previous step, whichever is later, to
+        its end."""
 
     def settled(self, batch: ScheduledBatch) -> None:
-        """Called when `batch` has run and the device has done its work."""
+        """Called when `batch` has run on the device and its results are on the host."""
 
     def forget(self, batch: ScheduledBatch) -> None:
         """Called when `batch` did not run."""
 
     def clear(self) -> None:
-        """Discard the state of the device, since the model was unloaded. No sequence is running."""
+        """Discard all state about the device's contents, because the model was unloaded. No sequence is running."""
 
     def close(self) -> None:
         """Cancel work that runs in parallel with steps. Returns without waiting for it."""
@@ -196,5 +197,5 @@ class Feature:
         return []
 
     def progress(self) -> str:
-        """Return this feature's part of the throughput log line since the last call, or ""."""
+        """Return this feature's text for the throughput log line, about the time since the last call, or ""."""
         return ""

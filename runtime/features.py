@@ -1,5 +1,5 @@
-"""The features of scheduling, in the order in which the scheduler calls them. To remove one, delete its folder and its line in
-`FEATURES`."""
+"""List of all scheduling features, in the order in which the scheduler calls them. To remove a feature, delete its folder and
+its line in `FEATURES`."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def _encoders(plan: EnginePlan, model: Model, adapters: Adapters | None) -> Feat
 
 
 def takes_embeds(plan: EnginePlan, model: Model) -> bool:
-    """Return whether prompts may contain embeddings instead of token ids.
+    """Return True if prompts may contain embeddings instead of token ids.
 
-    Not if all tokens of an item or of a prompt attend to each other, since those of embeddings do not. Not if layers need
-    more than an embedding, or read media items themselves."""
+    Return False if all tokens of a media item or of a prompt must attend to each other, because embeddings do not. Also return
+    False if layers need more than an embedding, or read media items themselves."""
     spec = None if model.encoder is None else model.encoder.spec
     takes = spec is None or not (spec.whole_items or spec.num_deepstack or spec.num_outputs)
     return plan.enable_prompt_embeds and model.spec.generates and takes and not plan.layout.in_one_step

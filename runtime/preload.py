@@ -1,8 +1,8 @@
-"""Preload: loads torch's shared libraries and creates a GPU context on threads, while Python imports modules.
+"""Preloading of torch's shared libraries and creation of a GPU context, on threads, while Python imports modules.
 
-The dynamic linker takes a fifth of torch's import, and would hold the GIL. It loads one library at a time, and a thread that
-waits for it keeps the GIL, so preloading starts at a point where no other library is loaded for a while. Errors are left to
-the import, which reports the reason."""
+Loading the libraries takes a fifth of torch's import time and would hold the GIL. The dynamic linker loads one library at a
+time, and a thread that waits for it keeps the GIL. Preloading therefore starts when no other library is loaded for a while.
+Errors are ignored here; the later import reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def preload_torch() -> threading.Thread | None:
-    """Start the preloading thread and return it, or None if there is nothing to load. It need not be joined."""
+    """Start a thread that loads torch's libraries. Return it, or None if there are none. Joining it is not necessary."""
     import numpy  # noqa: F401  # torch needs it and it has libraries of its own, see above
 
     libraries = _libraries()
@@ -28,7 +28,7 @@ def preload_torch() -> threading.Thread | None:
 
 
 def preload_device() -> threading.Thread | None:
-    """Start a thread that creates the CUDA context of the first NVIDIA GPU, and return it. None if torch has no CUDA
+    """Start a thread that creates the CUDA context of the first NVIDIA GPU. Return the thread, or None if torch has no CUDA
     libraries."""
     libraries = _libraries()
     if libraries is None or not (libraries / "libtorch_cuda.so").exists():
@@ -49,7 +49,7 @@ def _load(library: Path) -> None:
 
 
 def _begin_context(open_driver: Any = ctypes.CDLL) -> None:
-    """Create a CUDA context. `open_driver` opens the driver's library by name."""
+    """Create a CUDA context on the first GPU. `open_driver` opens a shared library by name."""
     try:
         driver = open_driver("libcuda.so.1")
     except OSError:

@@ -1,23 +1,22 @@
-"""Scheduler: decides each step in plain data. No torch, no clock, no I/O.
+"""Scheduler: decides the rows of each step and returns them as plain data. Uses no torch, clock or I/O.
 
 There is no prefill phase and no decode phase. In every step each sequence computes tokens that are known but not yet computed,
-within one token budget. Counts advance when a step is scheduled, so `schedule` can run ahead of the device. `settle` takes the
-sampled ids, drops those of sequences that ended meanwhile, and corrects the counts.
+within one token budget. Counts advance when a step is scheduled, so `schedule` can run ahead of the device. `settle` records the
+sampled ids, drops ids of sequences that have ended, and corrects the counts.
 
 A row with draft tokens is counted as if all of them were accepted: blocks, positions and ids in flight are reserved for the
-maximum. The device has the acceptance first: a row scheduled after unsettled ones names the greatest position that it can have.
-When a step settles, its sequence's counts are reduced by the number of rejected draft tokens; surplus blocks stay with the
-sequence, for its next tokens. Only known tokens are offered to the prefix cache. Everything else that affects a step is a
-`Feature`; this file contains none by name.
+maximum. Until the results are on the host, only the device has the exact position of later rows; such rows state the maximum.
+`settle` subtracts rejected draft tokens from the sequence's counts. The sequence keeps the surplus blocks for its next tokens.
+Only known tokens are offered to the prefix cache. Everything else that affects a step is a `Feature`; no feature is named here.
 
-Why it cannot deadlock: running sequences are preempted from the end of the policy's order, in favour of earlier ones. The first
-sequence therefore keeps its blocks, and the pool holds at least one sequence of maximum length. Decodes are served in that
-order, and before prompts. If a decode needs blocks that rows of this step hold, it waits, and no sequence starts meanwhile. All
-blocks of a prompt are reserved when it starts.
+Why it cannot deadlock: if blocks are missing, running sequences are preempted from the end of the policy's order. The first
+sequence therefore keeps its blocks, and the pool holds at least one sequence of maximum length. Decodes are served in that order,
+and before prompts. If a decode needs blocks that rows of this step hold, it waits, and no sequence starts meanwhile. All blocks of
+a prompt are reserved when it starts.
 
-Why blocks may be freed while a launched step still reads or writes them: steps execute in the order of their launches, so a
-new owner's writes come after. The same holds for sliding windows: before its next step is decided, a sequence releases the
-blocks that neither this step nor later ones read, whichever draft tokens unsettled steps accept."""
+Why blocks may be freed while a launched step still uses them: steps execute in launch order, so the next owner writes after
+that step. The same holds for sliding windows: before its next step is scheduled, a sequence releases blocks that neither this
+step nor later steps read, however many draft tokens in flight are accepted."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ from runtime.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Limits of scheduling. `max_num_seqs`: rows of the device tables. `max_num_batched_tokens`: token budget of one step;
-    more than `max_num_seqs`, so that prompts advance even if all rows decode. `in_one_step`: prompts are never split, so a
-    prompt longer than a step must not be added."""
+    """Limits of scheduling. `max_num_seqs`: number of rows of the device tables. `max_num_batched_tokens`: maximum tokens of a
+    step; more than `max_num_seqs`, so that prompts advance even if all rows decode. `in_one_step`: prompts are never split, so
+    a prompt longer than a step must not be added."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -59,8 +58,8 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class _NewStep:
-    """A step that is being scheduled. `budget`: tokens that may still be added. `num_plain`: number of its rows that only
-    decode."""
+    """A step that is being scheduled. `budget`: number of tokens that may still be added. `num_plain`: number of `rows` that
+    compute one token and sample the next."""
 
     budget: int
     rows: list[ScheduledRow] = field(default_factory=list)
@@ -76,8 +75,8 @@ class Scheduler:
         self, limits: SchedulerLimits, pool: BlockPool, cache: PrefixCache, policy: Policy, *,
         step_budget: StepBudget | None = None, features: Several[Feature] = (),
     ) -> None:  # fmt: skip
-        """Create a scheduler. `step_budget`: limit of prompt tokens in steps with decodes; None: only the step's token
-        budget applies."""
+        """Create a scheduler. `step_budget`: limit of prompt tokens in steps with decodes, or None for the limit of every step
+        (`max_num_batched_tokens`)."""
         self.limits = limits
         self.policy = policy
         self.blocks = SequenceBlocks(pool, cache)
@@ -99,7 +98,7 @@ class Scheduler:
         self.sequences.add(sequence)
 
     def schedule(self) -> ScheduledBatch | None:
-        """Return the next step, or None if no sequence can advance or the steps in flight must settle first."""
+        """Return the next step. None if no sequence can advance, or if results of steps in flight are required first."""
         batch = self._next_step()
         if batch is None and any(feature.relaxes() for feature in self.features):
             return self._next_step()
@@ -108,19 +107,20 @@ class Scheduler:
     def settle(
         self, batch: ScheduledBatch, tokens: Several[list[int]], pooled: Several[memoryview | None] = ()
     ) -> list[settling.Settled]:
-        """Record the results of `batch`: `tokens` of each sampling row and `pooled` of each pooling row, in row order."""
+        """Record the results of `batch`, per row: `tokens` of its sampling rows, `pooled` of its pooling rows. Return the
+        changes."""
         self.blocks.copies.release(batch.copies)
         for feature in self.features:
             feature.settled(batch)
         return settling.settle(self.sequences, batch, tokens, pooled)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence now: its row and blocks are free when this returns."""
+        """End `sequence` now. Its row and blocks are free when this returns."""
         self.sequences.finish(sequence, reason)
 
     def forget_step(self, batches: Several[ScheduledBatch]) -> None:
-        """Restart all running sequences, because `batches` did not run and the KV cache contents that they should have
-        written are invalid."""
+        """Preempt all running sequences and clear the prefix cache, because `batches` did not run. The KV entries that they
+        should have written are invalid."""
         for batch in batches:
             self.blocks.copies.release(batch.copies)
             settling.forget(self.sequences, batch)
@@ -136,14 +136,14 @@ class Scheduler:
             feature.check(request)
 
     def learn(self, batch: ScheduledBatch, took_s: float, since_s: float) -> None:
-        """Record times of a step for the policies: it ran `took_s` seconds and ended `since_s` seconds after the previous step."""
+        """Record the times of `batch`: it ran for `took_s` seconds and ended `since_s` seconds after the previous step's end."""
         if not any(feature.slows_steps for feature in self.features):
             self.step_policy.budget.settled(batch, took_s)
         for feature in self.features:
             feature.record_step(batch, since_s)
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
-        """Return how many seconds after the start of `batch` the next step should be scheduled."""
+        """Return the delay, in seconds after the start of `batch`, at which the next step should be scheduled."""
         return self.step_policy.budget.decide_after_s(batch)
 
     @property
@@ -199,8 +199,8 @@ class Scheduler:
         return batch
 
     def _decode(self, step: _NewStep, wanted: Several[int]) -> list[Sequence]:
-        """Add a row for each running sequence that decodes. Return the running sequences whose prompts are not fully
-        computed."""
+        """Add a row for each running sequence that decodes. `wanted`: number of tokens to compute for each running sequence.
+        Return the running sequences whose prompts are not fully computed."""
         prompts: list[Sequence] = []
         blocks, rows, running, num_plain, budget = self.blocks, step.rows, self.running, 0, step.budget
         moves, busy = blocks.has_windows, any(feature.is_busy for feature in self.features)
@@ -236,8 +236,8 @@ class Scheduler:
     # --- prompts --------------------------------------------------------------------------------------------------
 
     def _compute_prompts(self, step: _NewStep, prompts: list[Sequence], scored_cost: int, *, may_start: bool) -> None:
-        """Use the rest of the step's budget for the running sequences `prompts` and for waiting ones, in the policy's order.
-        If the next waiting sequence does not fit, no other waiting sequence starts, so none starves."""
+        """Add rows for the running `prompts` and for waiting sequences, in the policy's order, until the budget is used. If the
+        next waiting sequence does not fit, no other one starts, so none starves. `scored_cost`: budget per token with logprobs."""
         policy, ending_cost = self.policy, self.step_policy.budget.ending_cost
         prompts = [sequence for sequence in prompts if sequence.row is not None]  # the others were preempted
         while step.budget > 0:
@@ -270,8 +270,8 @@ class Scheduler:
                 return
 
     def _next_waiting(self) -> Sequence | None:
-        """Return the waiting sequence that may start next, or None. A preempted sequence with an id in flight cannot start
-        until the id has settled."""
+        """Return the waiting sequence that may start next, or None. A preempted sequence whose last sampled id is still on the
+        device cannot start."""
         if not self.waiting or not self.sequences.free_rows:
             return None
         sequence = self.waiting[self.policy.next_waiting(self.waiting)]
@@ -283,7 +283,7 @@ class Scheduler:
         return None if sequence.num_in_flight else sequence
 
     def _start(self, step: _NewStep, sequence: Sequence, cost: int) -> None:
-        """Start a sequence whose blocks have been reserved, with as many tokens as fit in the budget at `cost` each."""
+        """Start a waiting sequence whose blocks have been reserved. Compute as many of its tokens as fit; each costs `cost`."""
         self.sequences.start(sequence)
         num_wanted = sequence.num_tokens - sequence.num_computed_tokens
         num_tokens = self._reach(step, sequence, min(num_wanted, step.budget // cost))
@@ -306,8 +306,9 @@ class Scheduler:
     # --- blocks ---------------------------------------------------------------------------------------------------
 
     def _grow(self, step: _NewStep, sequence: Sequence, end: int) -> bool:
-        """Allocate blocks for the tokens of `sequence` up to `end`, by preempting sequences later in order that are not in
-        this step. Return False if there are too few blocks; `sequence` itself may have been preempted."""
+        """Allocate blocks for the tokens of `sequence` up to `end`. If blocks are missing, preempt sequences from the end of
+        the running ones, but none in this step. Return False if blocks are still missing; `sequence` may have been preempted
+        too."""
         if self.blocks.has_windows:
             self.blocks.release_out_of_window(sequence)
         if end > sequence.num_slots:

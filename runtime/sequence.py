@@ -1,10 +1,10 @@
-"""Sequence: the mutable state of a Request: its ids, its counts, its rows in the device tables. Written by the Scheduler only.
+"""Sequence: mutable state of a Request: token ids, counts, and its row in the device tables. Only the Scheduler changes it.
 
-Counts: the ids of the prompt and of the output so far are known. Unsettled steps will add at most `num_in_flight` ids, which
-are still on the device: one for each sampling, and one for each draft token. `num_computed_tokens` advances when a step is
-scheduled, as if all its draft tokens were accepted; `settle` corrects both. The rest to compute is always `num_tokens -
-num_computed_tokens`, for a new prompt, a chunk of it, one decode or a resumed sequence alike. It is 0 only if all is
-computed and the next token waits for a late mask, or a pooled vector is in flight."""
+Counts: `num_known_tokens` are the ids of the prompt and the output on the host. Steps in flight add at most `num_in_flight`
+ids: one for each sample and one for each draft token. `num_computed_tokens` advances when a step is scheduled, as if all draft
+tokens were accepted. `settle` corrects both counts. The number of tokens left to compute is `num_tokens - num_computed_tokens`,
+for a prompt, a chunk, a decode or a resumed sequence. It is 0 only if everything is computed, and the next token waits for a
+late mask or a pooled vector is in flight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SequenceStatus(Enum):
 
 
 class Forced(NamedTuple):
-    """Forced tokens: from token number `start` of the output on, only `ids` are allowed, in order."""
+    """Forced output tokens. From output token number `start` on, only `ids` are allowed, in order."""
 
     start: int
     ids: tuple[int, ...]
@@ -153,11 +153,11 @@ class Sequence:
 
     @property
     def token_ids(self) -> list[int]:
-        """Copy of all known token ids: the prompt's and the output's."""
+        """New list of all known token ids: the prompt's, then the output's."""
         return [*self.prompt_ids, *self.output_ids]
 
     def known_ids(self, start: int, end: int) -> tuple[int, ...]:
-        """Return the known ids among tokens [start, end)."""
+        """Return the known ids among tokens [start, end) of prompt and output."""
         num_prompt = self.num_prompt_tokens
         if start >= num_prompt:
             return tuple(self.output_ids[start - num_prompt : end - num_prompt])
@@ -177,7 +177,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Number of known tokens and of those in flight: the maximum once all steps have settled."""
+        """Number of tokens if all in flight are added: `num_known_tokens + num_in_flight`."""
         return self.num_known_tokens + self.num_in_flight
 
     @property

@@ -1,7 +1,7 @@
-"""Step: one launch in flight, with its batch, its launch time, and the event after which its result can be read.
+"""Step: a launched batch, with its launch time, and the event after which its result can be read.
 
-A batch with masked rows takes two launches: its forward pass at once, and the sampling when its masks are ready. The loop
-awaits events; it never blocks on them and never polls them."""
+A batch with masked rows takes two launches: its forward pass at once, and the sampling when its masks are ready. The engine's
+loop awaits the events; it never blocks the thread on them or polls them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GpuEvent(Protocol):
     """Awaitable event that marks the end of work on a device."""
 
     async def wait(self) -> None:
-        """Return when the work before the event has run. Raise the exception that the work raised."""
+        """Wait until the device has run the work before the event. Raise the exception that the work raised."""
         ...
 
 
@@ -35,12 +35,12 @@ class SharedEvent(GpuEvent, Protocol):
     """Event that also supports callbacks, so that one task can await several events."""
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
-        """Call `call` on the event loop once the work has run, with the exception that it raised or None."""
+        """Call `call` on the event loop when the work before the event has ended, with its exception or None."""
         ...
 
 
 class WorkerEvent:
-    """Event of a device that is a worker thread. It wraps a future that the thread completes through `call_soon_threadsafe`."""
+    """Event of work on a worker thread. It wraps the future that the thread completes through `call_soon_threadsafe`."""
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self._future = future
@@ -56,9 +56,9 @@ class WorkerEvent:
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """Token masks of a step. `words` [n, ceil(V / 32)] int32: bit masks of the allowed tokens for the device rows `rows`. A
-    row with draft tokens has several consecutive entries: for its first sampled token, for the one after its first draft
-    token, and so on."""
+    """Token masks of a step. `words` [n, ceil(V / 32)] int32: bit masks of the allowed tokens. `rows`: device row of each mask.
+    A row with draft tokens has consecutive masks: for its first sampled token, for the token after its first draft token, and
+    so on."""
 
     rows: tuple[int, ...]
     words: MaskWords
@@ -66,9 +66,9 @@ class RowMasks:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a step. `tokens`: for each sampling row, in row order, its new ids: accepted draft tokens and one sampled
-    token, or [NOT_FINITE] if its logits were unusable. `logprobs`: for each sampling row those of its tokens or None; empty
-    if none were requested. `pooled`: for each pooling row, in row order, the value of `Output.pooled`, or None if it was not
+    """Result of a step. `tokens`: for each sampling row, in row order, its accepted draft tokens and one sampled token, or
+    [NOT_FINITE] if its logits were not finite. `logprobs`: for each sampling row, those of its tokens or None; empty if none
+    were requested. `pooled`: for each pooling row, in row order, the pooled values (see `Output.pooled`), or None if not
     finite."""
 
     tokens: list[list[int]]
@@ -78,9 +78,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A launched step. `read` and the slow `read_prompt_logprobs` may be called after `done`. The latter returns, for each
-    row with a `PromptLogprobsSpan`, its entries, or None if its logits are not finite. `idle_before_s`: idle time of the
-    device before the step. `was_captured`: True if a graph was replayed."""
+    """A launched step. After `done`, `read` returns its result. `read_prompt_logprobs`, which is slow, returns a list for each
+    row with a `PromptLogprobsSpan`, or None if its logits are not finite. `idle_before_s` returns how many seconds the device
+    was idle before the step. `was_captured` returns True if a graph was replayed."""
 
     batch: ScheduledBatch
     done: GpuEvent
@@ -91,7 +91,7 @@ class Step:
     launched_s: float = field(default_factory=time.monotonic)
 
     async def result(self) -> StepResult:
-        """Wait for the step and return its result. Raises the device's error."""
+        """Wait for the step to run and return its result. Raises the device's error."""
         await self.done.wait()
         return self.read()
 
@@ -102,14 +102,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """The forward pass of a step whose sampling has not been launched. Nothing else may be launched until `sample` is called or
-    the step is dropped, because the next step overwrites the logits.
+    """Forward pass of a step whose sampling has not been launched. Launch nothing else until `sample` has been called or the step
+    is dropped, because the next step overwrites the logits.
 
-    `sample` enqueues the sampling of `batch`, or of its part from `ScheduledBatch.split`, and returns at once. It takes
-    masks for all sampled masked rows. `snapshot_logits` must be called before `sample`. It copies the logits of rows that
-    were split off and drops their draft tokens. They may then be sampled together or in parts, after other launches, while
-    their sequences keep their rows. `done` returns an event that marks when the logits are ready. Call it only if needed,
-    since it may create an event."""
+    `sample(batch, masks)` enqueues the sampling of `batch`, or of a batch from `ScheduledBatch.split`, and returns at once.
+    `masks` must cover all its masked rows. `snapshot_logits(late)` must be called before `sample`. It copies the logits of the
+    rows of `late`, a batch from `split`, without their draft tokens. They may be sampled after other launches, while their
+    sequences keep their rows. `done` returns an event that marks when the logits are ready. Call it only if needed, since it
+    may create an event."""
 
     batch: ScheduledBatch
     sample: Callable[[ScheduledBatch, RowMasks], Step]
@@ -122,17 +122,17 @@ class Runner(Protocol):
     """Interface of a model runner. The tests implement it as FakeRunner."""
 
     def encode(self, batch: ScheduledBatch) -> Sequence[asyncio.Future[None]]:
-        """Drop evicted encoder outputs and submit the encoder work of `batch`, in parallel with steps. Call it before launching
-        the batch.
+        """Drop evicted encoder outputs, then submit the encoder work of `batch`, which runs in parallel with steps. Call this
+        before launching the batch.
 
         Return one future per EncoderWork, in order, done when batches may use its outputs. A future raises RowFailed if the
         item cannot be encoded, or the device's error."""
         ...
 
     def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> asyncio.Future[Any]:
-        """Copy KV blocks to or from host memory, in parallel with steps. No step in flight may write blocks that are read,
-        or use blocks that are written. Batches launched after the future is done see the copied blocks. The future raises
-        the device's error."""
+        """Copy KV blocks to or from `pages` in host memory, in parallel with steps. Steps in flight must not write blocks that
+        are copied to the host, nor use blocks that are overwritten. The future is done when later batches see the copied
+        blocks; it raises the device's error."""
         ...
 
     def launch(self, batch: ScheduledBatch) -> Step:
@@ -140,17 +140,17 @@ class Runner(Protocol):
         ...
 
     def launch_forward(self, batch: ScheduledBatch) -> ForwardOutput:
-        """Enqueue `batch`, which has masked rows, up to its logits. Its unmasked rows may be sampled now or later."""
+        """Enqueue the forward pass of `batch`, which has masked rows. Unmasked rows may be sampled at once, masked rows later."""
         ...
 
     def capture_next(self, *, idle: bool) -> Awaitable[Any] | None:
-        """Start capturing a graph for one frequent kind of step that runs without one. Return an awaitable, or None if there
-        is nothing to capture. No step may be launched until it is done, but steps may be in flight. `idle`: capture rare
+        """Start capturing a graph for one frequent kind of step that runs without a graph. Return an awaitable, or None if
+        there is nothing to capture. Launch no step until the awaitable is done; steps may be in flight. `idle`: capture rare
         kinds of steps too."""
         ...
 
     def fault(self, error: BaseException) -> Fault:
-        """Classify an error of a launch or of a step's end."""
+        """Return the severity of an error that a launch or a step raised."""
         ...
 
     async def close(self) -> bool:

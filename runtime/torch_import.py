@@ -1,10 +1,10 @@
 """Faster import of torch: defers submodules that no step needs, such as `torch.export`, meta kernels in Python, functorch
 operators, the compiler frontend, data loaders, optimisers, torch's quantisation and NVIDIA's bindings.
 
-They serve compilation, training and shape inference, and take two fifths of torch's import time. A deferred module is an
-empty module that loads completely at the first attribute access. Importing a module that uses meta tensors (`NEEDS_ALL`)
-loads all of them first. Torch itself is unchanged. Few imports of the standard library only, because every command runs this
-code."""
+They serve compilation, training and shape inference, and take two fifths of torch's import time. A deferred module is an empty
+module that loads completely at the first attribute access. Importing a module that uses meta tensors (`NEEDS_ALL`) loads all
+deferred modules first. Torch itself is unchanged. This file imports little of the standard library, because every command runs
+it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,19 @@ NEEDS_ALL = (
 
 
 def defer_parts_of_torch() -> None:
-    """Defer the import of rarely used parts of torch from now on. For processes of this project. Does nothing if torch is
-    imported."""
+    """Defer imports of rarely used submodules of torch from now on. Has no effect if torch is already imported."""
     if "torch" not in sys.modules and not any(isinstance(finder, _Deferring) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Deferring())
 
 
 def import_all_of_torch() -> None:
-    """Import everything that was deferred, and stop deferring. Call it before running third-party code."""
+    """Import all deferred submodules and stop deferring. Call this before running third-party code."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _Deferring)]:
         finder.end()
 
 
 class _Deferring(MetaPathFinder):
-    """Import hook that defers listed modules, and loads all of them if a module of `NEEDS_ALL` is imported."""
+    """Import hook that defers the modules of `DEFERRED`, and loads all of them if a module of `NEEDS_ALL` is imported."""
 
     def __init__(self) -> None:
         self._deferred: dict[str, _WhenAsked] = {}
@@ -79,13 +78,13 @@ class _Deferring(MetaPathFinder):
 
 
 def _torch_version() -> tuple[int, ...]:
-    """Return torch's version while it is being imported; (0,) before it is set."""
+    """Return torch's version, such as (2, 9), while torch is being imported; (0,) until its version is set."""
     said = getattr(sys.modules.get("torch"), "__version__", "0")
     return tuple(map(int, str(said).split(".")[:2]))
 
 
 class _WhenAsked(Loader):
-    """Loader of an empty module, which is filled at the first attribute access. One thread fills it; others wait."""
+    """Loader of a module that stays empty until its first attribute access. One thread then fills it; other threads wait."""
 
     def __init__(self, loader: Loader, prepare: Callable[[], None]) -> None:
         """Wrap `loader`. `prepare` is called before the module is executed."""

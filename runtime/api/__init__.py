@@ -1,6 +1,7 @@
-"""Interface between `server` and `runtime`: requests in, token ids and finish reasons out.
+"""Interface between `server` and `runtime`. The server submits requests; the engine returns token ids and finish reasons.
 
-Standard library only, so the HTTP layer can be imported, typed and tested without torch. Nothing here contains text."""
+Imports the standard library only, so the HTTP layer can be imported, type-checked and tested without torch. No text passes
+through this interface."""
 
 from runtime.api.client import AdapterClient, EngineClient
 from runtime.api.errors import (

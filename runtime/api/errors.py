@@ -1,17 +1,16 @@
-"""Errors of the engine.
-
-EngineError ├── ContextTooLong the prompt and one token exceed the context: an error of the client ├── Busy try again later │
-├── QueueFull the engine's queue is full │ └── CallerLimit the caller has reached its own limit ├── EngineStopped draining,
-or dead ├── AdapterGone the adapter was unloaded between lookup and use ├── AdapterRefused raised by `AdapterClient` only:
-the adapter is not supported, for a reason that its owner can fix ├── ProbeFailed raised by `probe` only: a token could not
-be computed ├── ProfileError a profile is running already, or none is, or recording failed └── SleepError raised by `sleep`
-and `wake_up`: the engine cannot sleep, or could not wake"""
+"""Errors of the engine, all derived from EngineError.
+- ContextTooLong: the prompt and one token exceed the context. Busy (QueueFull, CallerLimit): retry later.
+- EngineStopped: the engine drains or has failed permanently. AdapterGone: the adapter was unloaded between lookup and use.
+- AdapterRefused, raised only by `AdapterClient`: the adapter is not supported, for a reason that its owner can fix.
+- ProbeFailed, raised only by `probe`: a token could not be computed.
+- ProfileError: a profile is already running, or none is running, or recording failed.
+- SleepError, raised only by `sleep` and `wake_up`: the engine could not sleep or could not wake."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of errors that `submit` raises. None of the call's requests was admitted."""
+    """Base class of the engine's errors. If `submit` raises one, none of its requests was admitted."""
 
 
 class ContextTooLong(EngineError):
@@ -22,8 +21,8 @@ class ContextTooLong(EngineError):
 
 
 class Busy(EngineError):
-    """Error: a limit rejects the request. `reason` names the limit in metrics; a retry after `retry_after_s` seconds is
-    likely to succeed."""
+    """Error: a limit rejects the request. `reason`: name of the limit, for metrics. `retry_after_s`: number of seconds after
+    which a retry is likely to succeed."""
 
     def __init__(self, message: str, reason: str, retry_after_s: float) -> None:
         super().__init__(message)

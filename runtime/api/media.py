@@ -1,6 +1,6 @@
-"""Media: images, audio and video of a prompt as processed arrays, with their positions.
+"""Media of a prompt: images, audio and video as processed arrays, with their positions in the prompt.
 
-Independent of files and formats: inputs are decoded and processed before. Standard library only."""
+This module does not decode: its inputs are arrays that a processor has made. It imports the standard library only."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class MediaItem:
     """One image, audio or video of a prompt, ready for the model's encoder.
 
     `modality`: "image", "audio" or "video"; EMBEDS for prompt tokens that are given as embeddings. `digest`: hash of the
-    media's bytes and of all processing options; items with the same digest have the same inputs. `positions` [N] int32,
-    ascending: prompt positions of the encoder's N outputs, in order; the ids there are the model's placeholder. `inputs`:
-    the processor's tensors of this item (pixel_values, image_grid_thw, …), under the names of the model's own processor; or,
-    under EMBEDS, the N outputs [N, W] of an encoder that ran elsewhere. They must not be modified."""
+    media's bytes and of all processing options; items with the same digest have the same inputs. `positions` [N] int32:
+    ascending prompt positions, one for each encoder output; the token id at each is the model's placeholder. `inputs`: the
+    processor's arrays of this item, with the names of the model's own processor (pixel_values, image_grid_thw, …). For EMBEDS,
+    they contain the embeddings [N, W] from an encoder elsewhere. Do not modify them."""
 
     modality: str
     digest: bytes
@@ -36,8 +36,8 @@ class MediaItem:
 
 
 def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
-    """Return the items. If there are images, audio items get the input BESIDE_PICTURES, for models that encode audio
-    differently then."""
+    """Return the items `media`. If both images and audio are present, the audio items returned have the additional input
+    BESIDE_PICTURES, because some models then encode audio differently."""
     if not {"image", "audio"} <= {item.modality for item in media}:
         return tuple(media)
     import numpy as np
@@ -52,10 +52,10 @@ def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
 
 
 def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_tokens: int, architecture: str) -> None:
-    """Raise ValueError for media items that the model does not support or that are out of order. The message is for users.
+    """Raise ValueError if `media` contains items that the model does not support or that are out of order.
 
-    Items must be of one of `modalities` and sorted by where they begin in a prompt of `num_tokens`. Positions of two items
-    may interleave, as those of a video and its audio do, but no position may belong to two items."""
+    Each item's modality must be in `modalities`. Items must be sorted by their first position in a prompt of `num_tokens`
+    tokens. Positions of two items may interleave, as those of a video and its audio do, but must differ."""
     first, taken = -1, set[int]()
     for item in media:
         if item.modality not in modalities:
@@ -75,8 +75,8 @@ def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_toke
 
 
 def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int, bytes]:
-    """Return extra input of the prefix-cache hash by block index, besides token ids: item digests, output numbers and
-    positions. Blocks without media positions are absent."""
+    """Return what each block's prefix-cache hash includes besides token ids: a digest of the block's media items and their
+    positions. The keys are block indices. Blocks without media are absent."""
     digests: dict[int, bytes] = {}
     for item in media:
         for block, first, places in _places(item, block_size):
@@ -85,8 +85,8 @@ def media_of_blocks(media: Sequence[MediaItem], block_size: int) -> Mapping[int,
 
 
 def _places(item: MediaItem, block_size: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (block, first, places) for each block with positions of `item`: the first output number there, and the offsets
-    of the positions in the block as 32-bit integers."""
+    """Yield (block index, number of the first encoder output, places) for each block with positions of `item`. `places`:
+    offsets of the positions within the block, as little-endian 32-bit integers."""
     positions = item.positions.tolist()
     start = 0
     while start < len(positions):

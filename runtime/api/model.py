@@ -1,4 +1,4 @@
-"""ModelInfo: facts about a model with which the server checks requests and describes the model."""
+"""ModelInfo: properties of a model that the server uses to check requests and to describe the model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from runtime.api.requests import PoolingParams, PoolingTask, Request, SequencePo
 class PoolerInfo:
     """Defaults of a model for `PoolingParams`, and the values that requests may choose.
 
-    `embedding_size`: D, of "embed" and "token_embed". `matryoshka_dimensions`: sizes the model was trained for, () for any,
-    None if its files name none. `labels`: class names of its head by index, () without a head; `labels_tokens`: the head
-    classifies tokens. `activation`: of the head's output. `num_token_types`: 0 if the model has none. `label_token_ids`:
-    tokens whose logits classify a text; the last one means yes."""
+    `embedding_size`: size D of "embed" and "token_embed" vectors. `matryoshka_dimensions`: smaller sizes that the model was
+    trained for; () allows any; None: its files name none. `labels`: class names of its classification head, by index; () if it
+    has no head. `labels_tokens`: the head classifies each token. `activation`: function applied to the head's output.
+    `num_token_types`: number of token type ids; 0 if unsupported. `label_token_ids`: tokens whose logits classify a text; the
+    last one means yes."""
 
     embedding_size: int
     pooling: SequencePooling = "last"
@@ -31,19 +32,19 @@ class PoolerInfo:
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """Tasks that the model was trained for. Causal models also support "classify" with `label_token_ids`."""
+        """Pooling tasks that the model was trained for. Causal models also support "classify" with `label_token_ids`."""
         head: tuple[PoolingTask, ...] = ("token_classify" if self.labels_tokens else "classify",) if self.labels else ()
         return ("embed", "token_embed", *head)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechInfo:
-    """Audio window of a speech model: `num_frames` log-mel frames of `num_mel_bins` bands, from audio at `sample_rate` Hz.
+    """Audio input of a speech model: `num_frames` log-mel frames of `num_mel_bins` bands, from audio at `sample_rate` Hz.
 
     A frame spans `n_fft` samples and starts `hop_length` samples after the previous one. A request has one audio item: its
-    MediaItem has the single position 0 and the input "input_features", float32 [num_mel_bins, num_frames]. Shorter audio is
-    padded; longer audio is cut by the caller. The decoder reads it by cross-attention, so the prompt has text and control
-    tokens only."""
+    MediaItem has the single position 0 and the input "input_features", float32 [num_mel_bins, num_frames]. The caller pads
+    shorter audio and cuts longer audio. The decoder reads the audio through cross-attention, so the prompt contains only text
+    and control tokens."""
 
     num_mel_bins: int
     num_frames: int = 3000
@@ -52,14 +53,14 @@ class SpeechInfo:
     n_fft: int = 400
 
     def silence(self) -> MediaItem:
-        """Return a window of silence, for requests that probe the model."""
+        """Return an audio item of silence, for probe requests."""
         import numpy as np
 
         features = np.zeros((self.num_mel_bins, self.num_frames), np.float32)
         return MediaItem("audio", b"silence", np.zeros(1, np.int32), {"input_features": features})
 
     def check(self, media: Sequence[MediaItem]) -> None:
-        """Raise ValueError, with a message for users, unless `media` is one audio window of the model's shape."""
+        """Raise ValueError, with a message for users, unless `media` is one audio item of the model's shape."""
         if len(media) != 1 or media[0].positions.tolist() != [0]:
             raise ValueError(f"a request to a speech model has one window of audio at position 0, not {len(media)}")
         features = media[0].inputs.get("input_features")
@@ -71,7 +72,7 @@ class SpeechInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """Description of a model from its files, loaded or not. `max_model_len` may become less if memory is short."""
+    """Description of a model from its files, before or after loading. Loading may reduce `max_model_len` if memory is short."""
 
     architecture: str
     max_model_len: int
@@ -83,11 +84,11 @@ class ModelOutline:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts about the loaded model with which the server checks requests and describes the model.
+    """Properties of the loaded model that the server uses to check requests and to describe the model.
 
-    `pooler`: defaults of pooling requests, which any model supports. `generates`: False for encoders, which have no head
-    that samples tokens. All their requests have PoolingParams, and `max_model_len` is the longest text that the model's
-    files allow, special tokens included."""
+    `pooler`: defaults of pooling requests, which any model supports. `generates`: False for encoder models, which have no head
+    that samples tokens. Their requests must have PoolingParams. Their `max_model_len` is the longest text that the model's
+    files allow, including special tokens."""
 
     architecture: str
     max_model_len: int  # tokens of prompt and output together
@@ -115,7 +116,7 @@ class ModelInfo:
 
     @property
     def probe_media(self) -> tuple[MediaItem, ...]:
-        """Media that a probe request must have, or ()."""
+        """Media items that a probe request must contain, or () if none are needed."""
         return () if self.speech is None else (self.speech.silence(),)
 
     def check(self, request: Request) -> None:
@@ -132,9 +133,9 @@ class ModelInfo:
             raise ValueError(f"{self.architecture} generates no tokens; it can {', '.join(self.pooler.tasks)}")
 
     def resolve(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
-        """Return `params` with all defaults filled in for a prompt of `num_tokens`; the same object if nothing changes.
+        """Return `params` with its defaults filled in for a prompt of `num_tokens` tokens, or `params` itself if it has none.
 
-        Raises ValueError, with a message for users, if this model does not support them."""
+        Raises ValueError, with a message for users, if this model does not support `params`."""
         pooler, task, pooling = self.pooler, params.task, params.pooling
         by_tokens = task == "classify" and bool(params.label_token_ids)
         if by_tokens and not self.generates:

@@ -1,4 +1,4 @@
-"""Outputs: the results that `runtime` returns to `server`, and the streams from which they are read."""
+"""Outputs: the results that `runtime` returns to `server`, and the streams that yield them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of a token before temperature, penalties and filters (natural logarithm).
+    """Log-probability of a token (natural logarithm), before temperature, penalties and filters.
 
-    `rank` counts from 1, the most likely token. `top`: (id, log-probability) of the most likely tokens, or of the requested
-    ids in their order."""
+    `rank`: rank of the token by probability; 1 is the most likely. `top`: (token id, log-probability) of the most likely
+    tokens, or of the requested token ids in their order."""
 
     logprob: float
     rank: int
@@ -32,16 +32,16 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Output:
-    """Increment of one request of a `TokenStream` since the last read. Do not modify it. It is not frozen, because a frozen
+    """New results of one request of a `TokenStream` since the last read. Do not modify it. It is not frozen, because a frozen
     dataclass takes four times as long to create.
 
-    `index`: position of the request in the `submit` call. `token_ids` include the token that ended it (EOS or stop token)
-    unless `complete` is set: a matcher allowed no further token. `stop_token_id`: the id of `SamplingParams.stop_token_ids`
-    that ended it. `num_cached_tokens`: prompt tokens from the prefix cache. `logprobs`: one for each of `token_ids`, None if
-    not requested. `prompt_logprobs`: with the first Output, one for each prompt token but the first. `pooled`: contiguous
-    float32 numbers (format "f") in the task's shape; `numpy.asarray` converts it without a copy. `retry_after_s`: for a
-    request that waited too long to start. `num_draft_tokens`, `num_accepted_tokens`: draft tokens verified and accepted so
-    far."""
+    `index`: index of the request in the `submit` call. `token_ids`: new ids, including the EOS or stop token. `complete`: the
+    request ended without a final token, because a matcher allowed no further token. `stop_token_id`: the id of
+    `SamplingParams.stop_token_ids` that ended the request. `num_cached_tokens`: prompt tokens from the prefix cache.
+    `logprobs`: one for each of `token_ids`; None if not requested. `prompt_logprobs`: only in the first Output; one for each
+    prompt token but the first. `pooled`: contiguous float32 numbers in the task's shape; `numpy.asarray` converts it without a
+    copy. `retry_after_s`: retry delay for a request that waited too long to start. `num_draft_tokens`, `num_accepted_tokens`:
+    draft tokens verified and accepted so far."""
 
     index: int
     token_ids: list[int]
@@ -62,16 +62,17 @@ Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
 
 
 class TokenWriter(Protocol):
-    """Fast path that writes the text of new ids of one request directly to its client, if a step yields only ids.
+    """Fast path of one request: writes the text of new token ids directly to its client, if a step yields nothing else.
 
-    It closes if it cannot write at once. The stream then passes the ids to the reader, and opens the writer again."""
+    A writer sets `is_open` to False if it cannot write at once. The stream then passes the ids to the reader, and sets it to
+    True again."""
 
     is_open: bool
 
     @staticmethod
     def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
-        """Write all of `work`: tuples of a writer of this class, a list of ids, and any further values. Return the tuples
-        that were not written, each with its error or None."""
+        """Write all of `work`: tuples of a writer of this class, a list of ids, and any further values. Return a list of
+        (tuple, error or None) for each tuple that was not written."""
         ...
 
 
@@ -79,11 +80,11 @@ WriterOf = Callable[[int], TokenWriter | None]  # called with a request's index
 
 
 class TokenStream(Protocol):
-    """Outputs of the requests of one `submit`, in the order they settle.
+    """Outputs of the requests of one `submit` call, in the order in which steps produce them.
 
-    Use: `async with engine.submit([request]) as stream: async for outputs in stream: ...`. Every request ends with exactly
-    one Output whose `finish` is set; the iteration ends after the last. A slow reader gets several tokens in one Output and
-    delays no other reader. Leaving the block aborts unfinished requests."""
+    Use: `async with engine.submit([request]) as stream: async for outputs in stream: ...`. Every request ends with exactly one
+    Output whose `finish` is set; the iteration ends after the last. A slow reader gets several tokens in one Output and delays
+    no other reader. Leaving the block aborts unfinished requests."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -91,20 +92,20 @@ class TokenStream(Protocol):
     ) -> None: ...
     def __aiter__(self) -> Self: ...
     async def __anext__(self) -> Sequence[Output]:
-        """Wait for at least one Output, at most one per index."""
+        """Wait for new results. Return at least one Output, and at most one per request."""
         ...
 
     async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
-        """Call `take` with each item that an iteration would return, and return after the last one.
+        """Call `take` with each list of Outputs that an iteration would return. Return after the last one.
 
-        An awaitable that `take` returns is awaited before the next call. `writer_of` is called after a request's first
-        Output; ids that its writer accepts are not passed to `take`. Errors of `take` are raised here. The engine's own
-        stream wakes no task per step; other streams iterate."""
+        If `take` returns a function, its awaitable is awaited before the next call. `writer_of(index)` is called after a
+        request's first Output and returns its writer or None. Token ids that the writer writes are not passed to `take`. Errors
+        of `take` are raised here. Streams of the engine override this method, so that no task is woken per step."""
         async for outputs in self:
             if (rest := take(outputs)) is not None:
                 await rest()
 
     def stop(self, index: int) -> None:
-        """End one request now as complete, because a stop string was found. Its blocks are freed at once; it yields no
-        further Output."""
+        """End request `index` now as complete, because the reader found a stop string. Its blocks are freed at once, and it
+        yields no further Output."""
         ...

@@ -1,4 +1,4 @@
-"""Requests: the input that `server` passes to `runtime`."""
+"""Requests and their parameters, which `server` passes to `runtime`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Bitmask = bytes | bytearray | memoryview
 
 
 class TokenMatcher(Protocol):
-    """Matcher of one sequence: restricts the next token depending on earlier tokens (a grammar, banned words, a budget).
+    """Matcher of one sequence: restricts its next token depending on earlier tokens. Examples: a grammar, banned words.
 
-    Used for one sequence, on any thread, never by two threads at once. An exception ends that sequence only: ConstraintError
-    with INVALID, any other with ERROR."""
+    A matcher is used on any thread, but never by two at once. If it raises, only its sequence ends: a ConstraintError with the
+    reason INVALID, any other exception with ERROR."""
 
     def allowed(self) -> Bitmask | None:
-        """Return the allowed tokens, or None for all. Little-endian 32-bit words, at most for `ModelInfo.vocab_size` tokens:
-        bit t % 32 of word t // 32 allows token t; tokens beyond the last word are not allowed. No bit set: the sequence is
-        complete and ends."""
+        """Return a bit mask of the allowed tokens, or None for all tokens. It consists of little-endian 32-bit words: bit t %
+        32 of word t // 32 allows token t. Tokens beyond the last word are not allowed. If no bit is set, the sequence is
+        complete and ends. The mask covers at most `ModelInfo.vocab_size` tokens."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """Advance by `token_id`, a sampled token that `allowed` permits. Called for output tokens only, not for the prompt."""
+        """Advance by output token `token_id`, which `allowed` permits. Not called for prompt tokens."""
         ...
 
     def checkpoint(self) -> Callable[[], None]:
-        """Save the matcher's state. Return a function that restores it and may be called once. It undoes the acceptance of
-        draft tokens that the sequence did not sample."""
+        """Save the matcher's state. Return a function that restores the state; it may be called once. This undoes the `accept`
+        of draft tokens that were rejected."""
         ...
 
 
@@ -38,17 +38,17 @@ MatcherFactory = Callable[[], TokenMatcher]
 
 
 class ConstraintError(Exception):
-    """Error: a constraint cannot be satisfied. The message is for the client."""
+    """Error: a constraint, such as a grammar, cannot be satisfied. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptRules:
     """Token rules of a speech model's output (Whisper, Radford et al. 2022). Log-probabilities are computed after the rules.
 
-    `suppressed_ids` are never sampled, `first_suppressed_ids` not as the first token. `timestamp_begin`: id of timestamp 0.
-    All higher ids are timestamps: they start the text, come in pairs, and never decrease. None: the output has no
-    timestamps. `text_end`: ids below it are text. `max_initial_timestamp`: number of the last timestamp that may be the
-    first token."""
+    `suppressed_ids` are never sampled, and `first_suppressed_ids` not as the first token. `timestamp_begin`: id of the first
+    timestamp token; None if the output has no timestamps. All ids from there are timestamps. They start the text, come in pairs
+    and never decrease. `text_end`: ids below it are text. `max_initial_timestamp`: highest timestamp that may be the first
+    token, counted from `timestamp_begin`."""
 
     suppressed_ids: frozenset[int] = frozenset()
     first_suppressed_ids: frozenset[int] = frozenset()
@@ -62,12 +62,12 @@ class SamplingParams:
     """Sampling parameters of one sequence. The server validates them; the engine does not.
 
     `max_tokens` 0 computes the prompt only. `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 disable the filters.
-    `logit_bias` maps token ids to additive biases. `logprobs` k: log-probabilities of each token and of the k most likely
-    tokens, or of `logprob_token_ids`; `prompt_logprobs` k: the same for the prompt. `seed` None uses a random seed; with a
-    seed, the sample at output position p depends on (seed, p) only. `stop_token_ids` are the client's; the model's own are
-    in `ModelInfo`. `matchers`: factories, called off the event loop, of a matcher per sequence; a token must satisfy all. A
-    matcher that allows only the end overrides `min_tokens`. `transcript`: only for models with `ModelInfo.speech`; disables
-    draft tokens."""
+    `logit_bias` maps token ids to additive biases. `logprobs` k requests log-probabilities of each output token and of the k
+    most likely tokens, or of `logprob_token_ids`; `prompt_logprobs` requests them for the prompt. `seed` None uses a random
+    seed. With a seed, the sample at output position p depends on (seed, p) only. `stop_token_ids`: the client's additional stop
+    tokens. `matchers`: functions that create a matcher for the sequence, off the event loop; a token must satisfy all matchers.
+    A matcher that allows only the end overrides `min_tokens`. `transcript`: rules for models with `ModelInfo.speech`; they
+    disable draft tokens."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -107,11 +107,12 @@ SequencePooling = Literal["cls", "mean", "last"]
 class PoolingParams:
     """Parameters of pooling a prompt's hidden states. No tokens are generated; the result is `Output.pooled`.
 
-    `task`: "embed", one vector [D]; "token_embed", one for each token [T, D]; "classify", one number for each class [C];
-    "token_classify", the same for each token [T, C]. None selects the model's default (`PoolerInfo`). `pooling`: the first
-    token, the mean, or the last token. `use_activation`: normalise embeddings to length 1; apply softmax or sigmoid to a head's
-    output. `dimensions`: keep the first ones, before normalising (Matryoshka). `label_token_ids`: for "classify" without a
-    head, softmax over the logits of these tokens after the prompt. `token_type_ids`: one for each token, None for all 0.
+    `task`: "embed" (one vector [D]), "token_embed" (one vector per token [T, D]), "classify" (one score per class [C]) or
+    "token_classify" (scores per token [T, C]). `pooling`: "cls" (first token), "mean" or "last" (last token); None: the model's
+    default in `PoolerInfo`. `use_activation`: normalise embeddings to length 1, or apply softmax or sigmoid to a head's output.
+    `dimensions`: number of leading embedding values to keep, before normalising (Matryoshka). `label_token_ids`: for "classify"
+    without a head, softmax over the logits of these tokens after the prompt. `token_type_ids`: token type of each prompt token;
+    None: all 0.
 
     A causal model reuses cached prefixes unless `reads_all_tokens`."""
 
@@ -124,7 +125,7 @@ class PoolingParams:
 
     @property
     def reads_all_tokens(self) -> bool:
-        """True if hidden states before the last token are needed, so the prompt must not come from the prefix cache."""
+        """True if hidden states of tokens before the last are needed. The prompt must then not come from the prefix cache."""
         return self.task.startswith("token_") or self.pooling != "last"
 
 
@@ -132,7 +133,7 @@ CacheRoot = tuple[str | None, int]
 
 
 def cache_root(cache_salt: str | None, adapter: Adapter | None) -> CacheRoot:
-    """Return the root of a prefix-cache chain. Requests share blocks only if their roots are equal."""
+    """Return the root of the prefix cache's hash chain. Requests share KV blocks only if their roots are equal."""
     return cache_salt, 0 if adapter is None else adapter.key
 
 
@@ -140,8 +141,8 @@ def cache_root(cache_salt: str | None, adapter: Adapter | None) -> CacheRoot:
 class PreparedPrompt:
     """Result of `EngineClient.prepare` for a prompt, reusable for any number of requests.
 
-    `token_ids` were checked against the vocabulary. `block_hashes` name its full blocks in the prefix cache, for this
-    `cache_root` and `media`."""
+    `token_ids` have been checked against the vocabulary. `block_hashes`: prefix-cache keys of the prompt's full blocks, which
+    depend on `cache_root` and `media`."""
 
     token_ids: Sequence[int]
     cache_root: CacheRoot
@@ -149,8 +150,8 @@ class PreparedPrompt:
     media: tuple[MediaItem, ...] = field(default=(), repr=False)
 
     def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
-        """Return the prepared prompt of `token_ids`, which extend this prompt by outputs of the same engine. Nothing is
-        checked or hashed again."""
+        """Return a prepared prompt of `token_ids`, which are this prompt and tokens that the same engine has generated. Nothing
+        is checked or hashed again."""
         return PreparedPrompt(token_ids, self.cache_root, self.block_hashes, self.media)
 
 
@@ -158,9 +159,9 @@ class PreparedPrompt:
 class Adapter:
     """LoRA adapter.
 
-    `key`: identifies this version, also in the prefix cache; reloading under the same name creates another key. `path`: its
-    folder. `base`: the base model, by its author. `max_rank`: the largest rank of its matrices. `num_parameters`: their
-    total size. `created`: seconds since the epoch."""
+    `key`: unique number of this version, also in the prefix cache; reloading under the same name creates another key. `path`:
+    the adapter's folder. `base`: name of the base model, from the adapter's files. `max_rank`: largest rank of its matrices.
+    `num_parameters`: total number of elements. `created`: time in seconds since the epoch."""
 
     name: str
     key: int
@@ -175,16 +176,15 @@ class Adapter:
 class Request:
     """One sequence to generate, or one prompt to pool into a vector. `prompt_ids` must not be changed after construction.
 
-    `priority`: lower runs first, under the priority policy only. `cache_salt`: requests share prefix-cache blocks only if their
-    salts are equal. `caller`: opaque key of the client, for fair scheduling; None if callers are not distinguished.
-    `deadline_s`: the request is ended at this time of `time.monotonic()`. `arrival_s`: when the request reached the server, by
-    `time.monotonic()`; queue time and TTFT count from it.
+    `priority`: a lower number runs first; used by the priority policy only. `cache_salt`: requests share prefix-cache blocks only
+    if their salts are equal. `caller`: opaque key of the client, for fair scheduling; None if callers are not distinguished.
+    `deadline_s`: time at which the request is ended. `arrival_s`: time at which the request reached the server; queue time and
+    TTFT count from it. Both are times of `time.monotonic()`.
 
-    `prepared`: hashes of `prompt_ids` and `cache_salt`, which the engine trusts. A prompt without them is prepared on the
-    event loop at submission, at about 150 ns a token. `speculative`: allow draft tokens, if the engine has a draft method.
-    `prediction`: expected output, as a source of drafts. Neither changes the output. `parent_id`: caller's id of the larger
-    request that contains this one. `trace_headers`: W3C trace context. `adapter`: a LoRA adapter from
-    `EngineClient.adapters`."""
+    `prepared`: result of `EngineClient.prepare`, which the engine trusts. Without it, the prompt is prepared on the event loop
+    at submission, in about 150 ns per token. `speculative`: allow draft tokens. `prediction`: expected output, used as draft
+    tokens. Neither option changes the output. `parent_id`: id of the larger request to which this one belongs. `trace_headers`:
+    W3C trace context. `adapter`: a LoRA adapter from `EngineClient.adapters`."""
 
     id: str
     prompt_ids: Sequence[int]
@@ -205,13 +205,13 @@ class Request:
 
     @property
     def names(self) -> frozenset[str | None]:
-        """Ids by which the request can be aborted: its own, its parent's, and for a choice "id-number" of a response, the
-        response's id."""
+        """Ids with which the request can be aborted: its own, its parent's, and the response's id. A choice of a response has
+        the id "<response id>-<number>"."""
         return frozenset((self.id, self.id.rpartition("-")[0] or None, self.parent_id))
 
     @property
     def cache_root(self) -> CacheRoot:
-        """Start of the prefix-cache chain whose blocks the request may share."""
+        """Root of the prefix cache's hash chain: requests share KV blocks only if their roots are equal."""
         return cache_root(self.cache_salt, self.adapter)
 
     @property

@@ -1,4 +1,4 @@
-"""State of an engine: its health, its metrics, and its recent activity."""
+"""State of an engine: health, metrics and recent activity."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from runtime.api.requests import Request
 
 
 class SleepLevel(IntEnum):
-    """Memory that a sleeping engine has freed: KV cache and weights. HOST keeps the weights' files in the page cache,
-    DROPPED does not."""
+    """Sleep level of an engine. A sleeping engine has freed its KV cache and weights. At HOST, the weights' files stay in the
+    operating system's page cache; at DROPPED, they do not."""
 
     AWAKE = 0
     HOST = 1
@@ -22,9 +22,9 @@ class SleepLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """Health of an engine. `ok`: steps settle in about their usual time. `reason`: the problem, for users. `hopeless`: the
-    engine will not recover. `failing`: steps keep failing, and only a settled one shows recovery (`EngineClient.probe`).
-    `sleep_level`: a sleeping engine wakes with the next request."""
+    """Health of an engine. `ok`: steps complete in about their usual time. `reason`: the problem, for users. `hopeless`: the
+    engine will not recover. `failing`: steps keep failing; call `EngineClient.probe` to test for recovery. `sleep_level`: a
+    sleeping engine wakes with the next request."""
 
     ok: bool
     reason: str | None
@@ -36,7 +36,7 @@ class EngineHealth:
 
     @classmethod
     def of_all(cls, found: Sequence[EngineHealth]) -> EngineHealth:
-        """Return the combined health of several engines: the worst state, the sum of requests, and asleep only if all are."""
+        """Return the combined health: the worst state and the sums of requests. Asleep only if all engines are asleep."""
         worst = min(found, key=lambda each: (each.ok, not each.hopeless))
         return replace(
             worst,
@@ -49,7 +49,7 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class HistogramData:
-    """Histogram with ascending upper `bounds`; `counts` are not cumulative and have one more entry, the +Inf bucket."""
+    """Histogram. `bounds`: ascending upper bounds. `counts`: non-cumulative counts; the last one is the +Inf bucket."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -58,8 +58,8 @@ class HistogramData:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric family, without the prefix and without `_total`, but with the unit suffix. `samples` maps label pairs to
-    values."""
+    """One metric family. `name` includes the unit suffix, but neither the prefix nor `_total`. `samples` maps tuples of (label,
+    value) pairs to the metric's value."""
 
     name: str
     help: str
@@ -68,10 +68,10 @@ class Metric:
 
 
 class StepRecord(NamedTuple):
-    """Record of a settled step.
+    """Record of a completed step.
 
-    `number`: counted from 1. `num_prompt_tokens`: tokens of prompt chunks. `num_decodes`: rows that only decode.
-    `was_captured`: replayed as a graph. `idle_s`: idle time of the device before it, None if unknown."""
+    `number`: step number, from 1. `num_prompt_tokens`: tokens of prompt chunks. `num_decodes`: number of rows that only decode.
+    `was_captured`: a graph was replayed. `idle_s`: idle seconds of the device before the step, None if unknown."""
 
     number: int
     launched_s: float
@@ -84,8 +84,8 @@ class StepRecord(NamedTuple):
 
 
 class RequestEvent(NamedTuple):
-    """Event of a request. `kind`: "chunk" (a prompt chunk was launched), "preempted", "resumed" or "deferred" (its mask was
-    late)."""
+    """Event of a request. `kind`: "chunk" (a prompt chunk was launched), "preempted", "resumed" or "deferred" (the token mask
+    was late, so sampling was delayed)."""
 
     kind: str
     at_s: float
@@ -93,9 +93,9 @@ class RequestEvent(NamedTuple):
 
 
 class RequestRecord(NamedTuple):
-    """Timeline of a sequence, with times of the monotonic clock. `number`: counts ended and delivered requests from 1; 0 for
-    others. `delivered_s`: when its reader had consumed all output. `held_s`: total time that its outputs waited while the
-    reader was busy (detokenising, writing to its socket); the same for requests submitted together."""
+    """Timeline of a request, in times of the monotonic clock. `number`: counts ended and delivered requests from 1; 0 for other
+    requests. `delivered_s`: time when the reader had consumed all output. `held_s`: total time in which outputs waited for a
+    busy reader (detokenising, writing to its socket), summed over all requests of the same `submit` call."""
 
     number: int
     id: str
@@ -122,8 +122,8 @@ class Finished(NamedTuple):
 
 
 class KVMap(NamedTuple):
-    """Usage of the KV blocks in the order of their ids. `cells`: three bytes for each `blocks_per_cell` blocks: the shares,
-    in 255ths, of blocks used by one sequence, shared by several, and free but cached."""
+    """Usage of the KV cache, in the order of block ids. `cells`: three bytes for each group of `blocks_per_cell` blocks. They
+    are the fractions, in 255ths, of blocks used by one sequence, shared by several, and free but cached."""
 
     num_blocks: int
     blocks_per_cell: int
@@ -132,8 +132,8 @@ class KVMap(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """Recent work of an engine. `num_steps`, `num_requests`: numbers of the latest. `live`: requests that have not ended, or
-    whose readers are behind."""
+    """Recent work of an engine. `num_steps`, `num_requests`: numbers of the latest step and request. `live`: requests that have
+    not ended, or whose output has not been read completely."""
 
     now_s: float
     num_steps: int
@@ -146,7 +146,7 @@ class Activity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Progress of start-up: a phase such as "download", "weights", "warmup"; `done` of `total` in `unit` ("B", "tensors")."""
+    """Progress of start-up in a phase such as "download", "weights", "warmup": `done` of `total` in `unit` ("B", "tensors")."""
 
     phase: str
     done: int = 0

@@ -1,3 +1,3 @@
-"""The engine: it turns requests into steps, and step results into token streams."""
+"""Engine: converts requests into steps, and step results into token streams."""
 
 from runtime.engine.facade import Engine as Engine

@@ -1,9 +1,9 @@
-"""Admission: accepts or rejects requests, with a time after which to retry.
+"""Admission: accepts requests, or rejects them with a retry time.
 
-The queue is limited in requests and in tokens. If it is full, a caller who has less than an equal share of it is still
-accepted, up to twice the limit in total, so no caller can lock out others. Each caller's running and waiting requests, and
-tokens per minute, have limits of their own. A rejected `submit` raises Busy with a retry time in seconds, from the recent
-rate of request starts. The clock is the caller's."""
+The queue is limited in requests and in tokens. If the queue is full, a caller with less than an equal share of it is still
+accepted, up to twice the limit in total, so no caller can lock out others. Each caller also has limits of running and waiting
+requests, and of tokens per minute. A rejected `submit` raises Busy with a retry time in seconds, estimated from the recent rate
+of request starts. The clock is passed as an argument."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BUCKETS = 4096  # callers with a token bucket; beyond, those with full bucke
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Limits of admission; None means no limit. Requests that wait longer than `max_queue_time_s` without starting are
+    """Limits of admission; None means no limit. A request that waits longer than `max_queue_time_s` seconds without starting is
     ended."""
 
     max_queue: int = 256
@@ -33,7 +33,7 @@ class AdmissionLimits:
 
 
 class StartRate:
-    """Recent rate at which requests start while others wait."""
+    """Recent rate of request starts, measured while requests wait."""
 
     def __init__(self) -> None:
         self._num = 0.0
@@ -41,7 +41,7 @@ class StartRate:
         self._since_s: float | None = None  # start of the current wait; None while no request waits
 
     def waiting(self, now: float) -> None:
-        """Start measuring, because requests are waiting."""
+        """Start measuring, because a request waits. Has no effect if a measurement is running."""
         if self._since_s is None:
             self._since_s = now
 
@@ -53,15 +53,15 @@ class StartRate:
         self._since_s = now if others_wait else None
 
     def seconds_for(self, num: int, now: float) -> float | None:
-        """Return the time in seconds until `num` requests will have started; None if unknown."""
+        """Return the estimated number of seconds until `num` requests have started; None if unknown."""
         span_s = self._span_s + (0.0 if self._since_s is None else now - self._since_s)
         return num * span_s / self._num if self._num else None
 
 
 class TokenBucket:
-    """Token bucket of a caller: at most one minute of tokens, refilled over time.
+    """Token bucket of a caller: contains at most the tokens of one minute, and is refilled continuously.
 
-    It may become negative, because output lengths are unknown in advance. While it is empty, new requests are rejected."""
+    The level may become negative, because output lengths are unknown in advance. New requests are rejected below 1 token."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self._per_s, self._most = per_minute / 60, float(per_minute)
@@ -72,7 +72,7 @@ class TokenBucket:
         self._level -= num
 
     def seconds_until_some(self, now: float) -> float:
-        """Return the time until a token is available, in seconds; 0 if one is available now."""
+        """Return the time until the bucket contains a token, in seconds; 0 if it contains one now."""
         self._refill(now)
         return 0.0 if self._level >= 1 else (1 - self._level) / self._per_s
 
@@ -86,7 +86,7 @@ class TokenBucket:
 
 
 class Callers:
-    """State of callers, shared by engines. `open`: number of each caller's sequences that have not ended."""
+    """State of callers, shared by engines. `open`: number of sequences of each caller that have not ended."""
 
     def __init__(self) -> None:
         self.open: Counter[bytes | None] = Counter()
@@ -101,8 +101,8 @@ class Callers:
 
 
 class Admission:
-    """Admission of one engine. The engine reports events of its sequences, on the event loop. `callers`: state shared with
-    other engines."""
+    """Admission control of one engine. The engine calls it on the event loop when sequences arrive, start, grow or end.
+    `callers`: state shared with other engines."""
 
     def __init__(self, limits: AdmissionLimits, clock: Callable[[], float], callers: Callers | None = None) -> None:
         self.limits = limits
@@ -111,8 +111,8 @@ class Admission:
         self._callers = callers or Callers()
 
     def check(self, requests: Several[Request], waiting: Several[Sequence], num_free_rows: int) -> None:
-        """Raise Busy if `requests`, all of one caller, may not join the queue `waiting`. `num_free_rows` of the queue start
-        at once."""
+        """Raise Busy if `requests`, all of one caller, may not join the queue `waiting`. The first `num_free_rows` sequences of
+        `waiting` start at once and are not counted."""
         self.check_caller(requests[0].caller, waiting, num_free_rows, num_new=len(requests))
         if self.limits.max_queued_tokens is not None and waiting:
             self._check_tokens(requests, waiting, self.limits.max_queued_tokens)
@@ -120,7 +120,7 @@ class Admission:
     def check_caller(
         self, caller: bytes | None, waiting: Several[Sequence], num_free_rows: int, *, num_new: int = 1
     ) -> None:
-        """Raise Busy if a limit that does not depend on prompts is exceeded. Called before the prompts are read."""
+        """Raise Busy if a limit that does not depend on prompts is exceeded. Call this before reading the prompts."""
         limits = self.limits
         num_waiting = max(0, len(waiting) - num_free_rows)
         if num_waiting >= limits.max_queue:
@@ -162,12 +162,12 @@ class Admission:
             self._rate.waiting(self._clock())
 
     def started(self, num: int, *, others_wait: bool) -> None:
-        """Record that `num` sequences are in a step for the first time."""
+        """Record that `num` sequences were added to a step for the first time."""
         self._rate.started(num, self._clock(), others_wait=others_wait)
 
     @property
     def counts_tokens(self) -> bool:
-        """True if `gained` must be called."""
+        """True if the engine must call `gained` with generated tokens."""
         return self.limits.max_tokens_per_minute_per_key is not None
 
     def gained(self, caller: bytes | None, num_tokens: int) -> None:
@@ -180,7 +180,7 @@ class Admission:
             del self._callers.open[caller]
 
     def retry_after_s(self, num_ahead: int) -> float:
-        """Return the estimated time until `num_ahead` waiting requests will have started, from 1 s to MAX_RETRY_S."""
+        """Return the estimated seconds until `num_ahead` waiting requests have started, between 1 and MAX_RETRY_S."""
         return min(max(1.0, self._rate.seconds_for(num_ahead, self._clock()) or 0.0), MAX_RETRY_S)
 
     def _bucket(self, caller: bytes | None, per_minute: int) -> TokenBucket:
@@ -190,6 +190,6 @@ class Admission:
 def _share(
     waiting: Several[Sequence], caller: bytes | None, cost: Callable[[Sequence], int]
 ) -> tuple[int, int]:  # fmt: skip
-    """Return the total `cost` of the sequences of `caller` in `waiting`, and the number of callers including `caller`."""
+    """Return the summed `cost` of the waiting sequences of `caller`, and the number of callers, including `caller`."""
     own = sum(cost(sequence) for sequence in waiting if sequence.request.caller == caller)
     return own, len({sequence.request.caller for sequence in waiting} | {caller})

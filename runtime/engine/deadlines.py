@@ -1,4 +1,4 @@
-"""Deadlines: end sequences that have not finished by their deadline, or have not started within the queue time."""
+"""Deadlines: end sequences that have not finished by their deadline, or have not started within the maximum queue time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class Limit(Enum):
 
 
 class RequestDeadlines:
-    """Time limits of open requests, on the engine's clock. A timer ends late requests, because a step may hang. The loop checks
-    too.
+    """Time limits of open requests, on the engine's clock. The loop checks them; a timer does too, because a step may hang.
 
-    Entries of sequences that end earlier are kept until their time, or until there are too many."""
+    Entries of sequences that have ended are removed when their time is over, or when there are too many entries."""
 
     def __init__(
         self, requests: OpenRequests, admission: Admission, clock: Callable[[], float], num_waiting: Callable[[], int]
@@ -37,8 +36,8 @@ class RequestDeadlines:
         self._timer_s: float | None = None
 
     def limit(self, sequences: Iterable[Sequence], *, continues: bool) -> None:
-        """Add the time limits of `sequences`. `continues`: they continue an admitted request, so their queue time is
-        unlimited."""
+        """Add the time limits of `sequences`. `continues`: the sequences continue a request that was admitted earlier, so their
+        queue time is unlimited."""
         queue_time_s = None if continues else self._admission.limits.max_queue_time_s
         for sequence in sequences:
             if (deadline_s := sequence.request.deadline_s) is not None:
@@ -61,7 +60,7 @@ class RequestDeadlines:
                 self._requests.end(number, FinishReason.TIMEOUT, "it has waited too long to start", retry_after_s)
 
     def clear(self) -> None:
-        """Remove all limits and the timer. No request may be open."""
+        """Remove all limits and the timer. Call this only if no request is open."""
         self._heap.clear()
         self._set_timer()
 

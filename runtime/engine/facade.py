@@ -1,4 +1,4 @@
-"""Engine: the interface used by request handlers. It creates the loop and connects its parts; it has neither tensors nor
+"""Engine: interface for request handlers. It creates the engine's objects and connects them. It contains neither tensors nor
 text."""
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _none_to_record() -> Recorder:
 
 
 class Engine:
-    """Engine: an `EngineClient` over a scheduler and a runner. Create it on the running loop; `close` it before the loop
-    ends."""
+    """Implementation of `EngineClient`, with a scheduler and a runner. Create it on the running event
+    loop, and `close` it before that loop ends."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Engine:
         callers: Callers | None = None,
         more_metrics: Callable[[], list[Metric]] | None = None,
     ) -> None:
-        """Create an engine and its loop. `callers`: shared with other engines if limits apply to all together.
-        `more_metrics`: returns metrics that are counted outside the engine."""
+        """Create an engine and its loop. `callers`: admission state, shared with other engines if limits apply to all together.
+        `more_metrics`: function that returns metrics counted outside the engine."""
         work = asyncio.Event()
         self.adapters = adapters
         self._scheduler = scheduler
@@ -120,11 +120,11 @@ class Engine:
 
     @property
     def load(self) -> float:
-        """Load of the engine, with 2 added while it sleeps. See `Replica`."""
+        """Load of the engine; 2 is added while it sleeps. See `Replica`."""
         return self._scheduler.load + 2 * bool(self._sleeping.level)
 
     def num_cached(self, prompt: PreparedPrompt) -> int:
-        """Return the number of prompt tokens in the prefix cache. See `Replica`."""
+        """Return how many leading tokens of `prompt` are in the prefix cache. See `Replica`."""
         return self._scheduler.blocks.cache.num_cached(cast("Several[BlockHash]", prompt.block_hashes))
 
     def health(self) -> EngineHealth:
@@ -209,13 +209,13 @@ class Engine:
         return stream
 
     def _changed(self, sequence: Sequence) -> None:
-        """Wake the loop after the end of a sequence."""
+        """Wake the loop after `sequence` has ended."""
         if not sequence.request.is_probe:
             self._sleeping.used()
         self.loop.wake()
 
     def _end_without_adapter(self, key: int, why: str) -> None:
-        """End the waiting sequences of adapter `key`, which could not be loaded, with the error `why`."""
+        """End the waiting sequences of adapter `key`, which could not be loaded. `why`: error message of their streams."""
         for sequence in self._requests:
             adapter = sequence.request.adapter
             if adapter is not None and adapter.key == key and sequence.status is SequenceStatus.WAITING:

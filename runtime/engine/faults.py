@@ -1,9 +1,9 @@
-"""Faults: the effect of a failed step on requests and the engine.
+"""Handling of failed steps: decides which requests end, and whether the engine can continue.
 
-- A row that cannot be bound ends its own request; the step's other rows restart.
-- If a step runs out of memory, all its rows restart. If the largest sequence is the same in the next such failure, it ends.
+- If a row's parameters cannot be bound, only its request ends; the step's other rows restart.
+- If a step runs out of memory, all its rows restart. If the next such failure has the same largest sequence, it ends.
 - Any other error ends the requests of its step.
-- A lost device ends all requests, and the engine."""
+- If the device is lost, all requests end, and the engine fails permanently."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DeviceLost(Exception):
 
 
 class Faults:
-    """Handling of failed steps and lost devices. The future `death` completes with a reason once the engine can never serve
-    again."""
+    """Handling of failed steps and lost devices. `death`: future that completes with a reason when the engine has failed
+    permanently."""
 
     def __init__(self, requests: OpenRequests, health: StepHealth, clock: Callable[[], float]) -> None:
         self._requests = requests
@@ -35,16 +35,16 @@ class Faults:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def lose(self, error: BaseException) -> None:
-        """Record a device failure that was detected outside steps. `check` raises it."""
+        """Record that the device failed outside a step. The loop's next `check` raises DeviceLost."""
         self._lost = error
 
     def check(self) -> None:
-        """Raise DeviceLost after `lose`."""
+        """Raise DeviceLost if `lose` has been called."""
         if self._lost is not None:
             raise DeviceLost from self._lost
 
     def blame(self, error: Exception, batch: ScheduledBatch, runner: Runner) -> None:
-        """End the requests that caused the failure of `batch`. The others can restart. Raises DeviceLost."""
+        """End the requests that caused the failure of `batch`. Its other requests can restart. Raises DeviceLost."""
         if isinstance(error, RowFailed):
             self._requests.end(error.number, FinishReason.ERROR, STEP_ERROR)
             return
@@ -64,7 +64,7 @@ class Faults:
         self._spared = {*filter(self._requests.by_number.__contains__, {*self._spared, largest})}
 
     def die(self, error: Exception) -> None:
-        """End all requests after the loop failed with `error`."""
+        """End all requests and complete `death`, because the loop failed with `error`."""
         if isinstance(error, DeviceLost):
             cause = error.__cause__
             where = ", ".join(getattr(cause, "__notes__", ()))

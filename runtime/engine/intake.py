@@ -1,4 +1,4 @@
-"""Intake: checks requests and converts them to sequences."""
+"""Intake: checks requests and converts each to a sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.sequence import Sequence
 
 
 class Intake:
-    """Checks of requests, and their conversion to sequences. `seed`: makes sampling repeatable for requests without a seed."""
+    """Checks requests and converts each to a sequence. `seed`: makes sampling repeatable for requests without a seed."""
 
     def __init__(self, scheduler: Scheduler, model: ModelInfo, adapters: Adapters | None, seed: int | None) -> None:
         self._scheduler = scheduler
@@ -25,19 +25,19 @@ class Intake:
         self._last_resolved = PoolingParams(), PoolingParams()  # the last params, and their resolved form
 
     def check(self, requests: Several[Request]) -> None:
-        """Raise the errors of `EngineClient.submit` for requests that this engine could never serve."""
+        """Raise the errors of `EngineClient.submit` for requests that this engine can never serve."""
         known_ids: Several[int] | None = None
         for request in requests:
             self._check(request, knows_ids=request.prompt_ids is known_ids)
             known_ids = request.prompt_ids
 
     def sequences(self, requests: Several[Request]) -> list[Sequence]:
-        """Return a sequence for each of `requests`, which were submitted together."""
+        """Return one sequence for each of `requests`, all from the same `submit` call."""
         group = self._num_requests + 1
         return [self._sequence(request, group) for request in requests]
 
     def _check(self, request: Request, *, knows_ids: bool) -> None:
-        """Check a request. `knows_ids`: the token ids of its prompt have been checked already."""
+        """Check a request. `knows_ids`: the token ids of its prompt have already been checked."""
         self._model.check(request)
         self._scheduler.check(request)
         prepared = request.prepared
@@ -73,8 +73,8 @@ class Intake:
         )
 
     def _resolved(self, params: PoolingParams, num_tokens: int) -> PoolingParams:
-        """Return `ModelInfo.resolve(params, num_tokens)`. Equal params get the same object, which makes comparing them
-        quick."""
+        """Return `ModelInfo.resolve(params, num_tokens)`. If `params` is the same object as in the last call, the result is the
+        same object too, so later comparisons are fast."""
         if params.token_type_ids is not None:  # specific to one prompt
             return self._model.resolve(params, num_tokens)
         if params is not self._last_resolved[0]:

@@ -1,12 +1,12 @@
-"""Loop: the single task between requests and steps. It schedules, launches and settles; it has no tensors and no text.
+"""Loop: the engine's task, which schedules steps, launches them and delivers their results. It contains no tensors or text.
 
-Up to `steps_in_flight` steps are launched ahead of the results: while one runs, the next is scheduled and launched, and
-handlers run while the loop waits. An idle loop blocks on one event and costs nothing.
+Up to `steps_in_flight` steps are launched before their results are read: while one runs, the next is scheduled and launched.
+Request handlers run while the loop waits. An idle loop blocks on one event and uses no CPU.
 
-Steps with masked rows differ, since a mask depends on the last draw. Their forward pass is launched early, but is sampled
-only when all earlier steps have settled, and nothing is launched between the two. Rows whose masks take longer than the
-forward pass are left out of the sampling, and of later steps, until they can be sampled separately. No other row waits for
-them."""
+Steps with masked rows differ, because a mask depends on the previous sampled token. Their forward pass is launched early, but
+sampling starts only when the results of all earlier steps are on the host. Nothing is launched between the two. If a row's mask
+takes longer than the forward pass, the row is sampled separately later, and left out of steps until then. No other row waits
+for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Event loop task of the engine, and the `Door` of features and masked sampling. `work` is set when there may be work."""
+    """Task that runs the engine's steps. It implements `Door`, the interface for features and masked sampling. `work`: event
+    that is set when there may be work."""
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, requests: OpenRequests, work: asyncio.Event, *, mask_maker: MaskMaker,
@@ -65,12 +66,12 @@ class Loop:
         self._task = asyncio.create_task(self._live(), name="engine")
 
     def begin(self) -> None:
-        """Start work after requests were opened."""
+        """Start the loop's work because requests were added."""
         self.idle.clear()
         self._work.set()
 
     async def close(self, limit_s: float) -> bool:
-        """End the loop once no request is open, or cancel it after `limit_s`. Return False if it was cancelled."""
+        """End the loop when no request is open, or cancel it after `limit_s` seconds. Return False if it was cancelled."""
         self._closing = True
         self._work.set()
         ended, _ = await asyncio.wait({self._task}, timeout=limit_s)
@@ -114,7 +115,7 @@ class Loop:
                 await self._work.wait()  # until a late mask is ready or a request arrives
 
     async def _wait_for_work(self) -> bool:
-        """Wait until there is something to schedule or settle. Return False at the end of the loop."""
+        """Wait until a step can be scheduled or its results read. Return False if the loop is closing and has no work."""
         if not self._requests and not self.in_flight:
             self._observers.idle()
             self._deadlines.clear()
@@ -130,7 +131,7 @@ class Loop:
         return bool(self._requests or self.in_flight or not self._closing)
 
     async def _let_come(self) -> None:
-        """Delay scheduling during a long step, so that the next step includes requests that arrive meanwhile."""
+        """Delay scheduling during a long step, so that the next step includes requests that arrive in the meantime."""
         if len(self.in_flight) != 1 or self._steps_in_flight != 2:
             return
         (step,) = self.in_flight
@@ -183,7 +184,8 @@ class Loop:
     # --- settle ---------------------------------------------------------------------------------------------------
 
     async def _settle_oldest(self) -> bool:
-        """Wait for the oldest step and settle it. Return False if it failed, which discards all steps in flight."""
+        """Wait for the oldest step in flight and deliver its results. Return False if it failed; all steps in flight are
+        dropped."""
         step = self.in_flight[0]
         try:
             result = await step.result()
@@ -197,7 +199,7 @@ class Loop:
         return True
 
     def settle(self, step: Step, result: StepResult, prompt_logprobs: list[list[TokenLogprobs] | None]) -> None:
-        """Record the results of `step` and deliver them to the streams of its sequences."""
+        """Record the results of `step` in the scheduler and deliver them to the streams."""
         batch, before_s, now = step.batch, self.last_settled_s, self._clock()
         self.last_settled_s = now
         self._observers.computed(step, before_s, now)
@@ -210,7 +212,7 @@ class Loop:
         self._observers.delivered_step(now)
 
     async def _fail(self, error: Exception) -> None:
-        """End the requests that caused the failure of the oldest step. Other sequences of the steps in flight restart."""
+        """End the requests that caused the failure of the oldest step. Other sequences of steps in flight restart."""
         failed, *behind = self.in_flight
         self._faults.blame(error, failed.batch, self.runner)
         for step in behind:
@@ -224,14 +226,14 @@ class Loop:
     # --- idle and asleep ------------------------------------------------------------------------------------------
 
     async def _capture_while_idle(self) -> None:
-        """Capture graphs one by one until a request arrives, which therefore waits for one capture at most."""
+        """Capture graphs one by one until a request arrives. The request waits for at most one capture."""
         while not self._work.is_set() and (captured := self.runner.capture_next(idle=True)) is not None:
             await captured
         if not self._work.is_set():
             self._rested.set()
 
     async def rested(self) -> None:
-        """Wait until the loop has no work and no graph to capture, or has ended. For measurements."""
+        """Wait until the loop has neither work nor graphs to capture, or has ended. Used for measurements."""
         self._rested.clear()
         self.wake()
         await asyncio.wait(
@@ -240,7 +242,7 @@ class Loop:
         rested.cancel()
 
     async def _wake_up(self) -> bool:
-        """Wake a sleeping engine. Return False if there is no runner, because it is no longer needed or could not be built."""
+        """Wake a sleeping engine. Return False if no request needs the engine, or if its runner could not be built."""
         if not self._requests and not self._sleeping.should_wake:
             return False
         try:
@@ -252,7 +254,7 @@ class Loop:
         return True
 
     def _take_runner(self) -> Runner:
-        """Return the runner, replace it with one that refuses work, and clear the scheduler's device state."""
+        """Clear the scheduler's device state and return the runner. In its place is now a SleepingRunner, which refuses work."""
         runner, self.runner = self.runner, SleepingRunner()
         self._scheduler.clear()
         return runner
@@ -273,7 +275,7 @@ class Loop:
         return self._observers.call(observe, *args)
 
     def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
-        """Return the result of `enqueue`. If it fails, end or restart the requests of `batch` and return None."""
+        """Call `enqueue`, which launches `batch`, and return its result. If it fails, end or restart the requests; return None."""
         try:
             return enqueue()
         except Exception as error:
@@ -284,5 +286,5 @@ class Loop:
             return None
 
     def note_deferred(self, sampling: ScheduledBatch) -> None:
-        """Record rows that are sampled later, because their masks were late."""
+        """Record the rows of `sampling`, which are sampled later because their masks were late."""
         self._observers.deferred(sampling, self._clock())

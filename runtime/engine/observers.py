@@ -1,4 +1,4 @@
-"""Observers: functions that count, learn or report at the loop's events. An exception in one is logged and ends no request."""
+"""Observers: functions that count, learn or report at the loop's events. An exception in them is logged and ends no request."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 class Observers:
-    """Observers of the loop's events: metrics, health, learning, profiles. `when_finished` functions are called with each
-    request that ends, except probes."""
+    """Observers of the loop's events, for metrics, health, step time estimates and profiles. `when_finished`: functions that
+    are called with each request that ends, except probes."""
 
     def __init__(
         self, scheduler: Scheduler, admission: Admission, meter: EngineMeter, health: StepHealth, profiling: Profiling
@@ -40,7 +40,7 @@ class Observers:
         self.when_finished: list[Callable[[Finished], None]] = []
 
     def call(self, observe: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return the result of `observe`, or None after an exception in it, which is logged."""
+        """Return `observe(*args, **kwargs)`. If it raises, log the exception and return None."""
         try:
             return observe(*args, **kwargs)
         except Exception:
@@ -58,14 +58,14 @@ class Observers:
             self._admission.started(num_started, others_wait=bool(self._scheduler.waiting))
 
     def computed(self, step: Step, before_s: float, now: float) -> None:
-        """Record a step that has ended. `before_s`: end of the previous step."""
+        """Record the times of a completed `step`. `before_s`: end of the previous step. `now`: end of this step."""
         began_s = max(step.launched_s, before_s)
         self.call(self._meter.settled, step, began_s, now)
         self.call(self._health.settled, step.batch, now - began_s)
         self.call(self._scheduler.learn, step.batch, now - began_s, now - before_s)
 
     def settled(self, all_settled: Several[Settled], now: float) -> None:
-        """Record the results of a step, before they are added to the sequences."""
+        """Record the results of a step, before they are delivered to streams."""
         self.call(self._meter.gained, all_settled, now)
 
     def delivered_step(self, now: float) -> None:
@@ -73,7 +73,7 @@ class Observers:
         self.call(self._meter.report, now)
 
     def deferred(self, sampling: ScheduledBatch, now: float) -> None:
-        """Record rows that are sampled later, because their masks were late."""
+        """Record the rows of `sampling`, which are sampled later because their masks were late."""
         self.call(self._meter.deferred, sampling, now)
 
     def busy(self) -> None:
@@ -90,5 +90,5 @@ class Observers:
                 self.call(call, finished)
 
     def delivered(self, sequence: Sequence, held_s: float) -> None:
-        """Record that the reader of a sequence has consumed its last output. `held_s`: see `EngineTokenStream`."""
+        """Record that the reader of `sequence` has consumed its last output. `held_s`: see `EngineTokenStream`."""
         self.call(self._meter.delivered, sequence, held_s)

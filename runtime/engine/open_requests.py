@@ -1,4 +1,4 @@
-"""Open requests: delivery of tokens to streams, and the ways in which a sequence ends."""
+"""Open requests: delivers tokens to their streams and ends their sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_FINITE_ERROR = "the model's output for this request is not finite"
 
 
 class OpenRequest(NamedTuple):
-    """An open sequence and its stream. `place`: index of its request in the stream."""
+    """An open sequence and its stream. `place`: index of its request in the stream's `submit` call."""
 
     sequence: Sequence
     stream: EngineTokenStream
@@ -30,7 +30,7 @@ class OpenRequest(NamedTuple):
 
 
 class OpenRequests:
-    """The sequences that have not ended, by number. `changed` is called with each sequence that ends."""
+    """Sequences that have not ended, by number, with their streams. `changed` is called with each sequence that ends."""
 
     def __init__(
         self, scheduler: Scheduler, admission: Admission, observers: Observers, mask_maker: MaskMaker,
@@ -70,7 +70,7 @@ class OpenRequests:
     # --- what a step brought --------------------------------------------------------------------------------------
 
     def deliver(self, all_settled: Several[Settled], logprobs: Several[list[TokenLogprobs] | None]) -> None:
-        """Deliver the results of a step to the streams. `logprobs`: by sampling row of the step, or empty if no row wants any."""
+        """Deliver the results of a step to streams. `logprobs`: per sampling row; empty if no row requested any."""
         by_number, notes_all = self.by_number, self._admission.counts_tokens
         for settled in all_settled:
             sequence, token_ids, finish, place, _ = settled
@@ -83,7 +83,7 @@ class OpenRequests:
             self._put(settled, logprobs[place] if logprobs and token_ids else None)
 
     def deliver_prompt_logprobs(self, number: int, entries: list[TokenLogprobs] | None) -> None:
-        """Deliver prompt log-probabilities of sequence `number`. None, for logits that were not finite, ends the request."""
+        """Deliver prompt log-probabilities of sequence `number`. If `entries` is None (logits not finite), end the request."""
         if entries is None:
             self.end(number, FinishReason.ERROR, NOT_FINITE_ERROR)
         elif number in self.by_number:
@@ -121,7 +121,7 @@ class OpenRequests:
     def end(
         self, number: int, reason: FinishReason, error: str | None = None, retry_after_s: float | None = None
     ) -> None:
-        """End sequence `number`, if it has not ended, for a reason of the server. Its stream receives the arguments."""
+        """End sequence `number`, unless it has ended, for a reason of the server. Its stream receives the other arguments."""
         if number not in self.by_number:
             return
         sequence, stream, index = self.by_number[number]
@@ -141,14 +141,14 @@ class OpenRequests:
         stream.put(output)
 
     def end_all(self, reason: FinishReason, error: str | None = None) -> int:
-        """End all sequences as `end` does. Return their number."""
+        """End all open sequences as `end` does. Return the number of sequences."""
         numbers = list(self.by_number)
         for number in numbers:
             self.end(number, reason, error)
         return len(numbers)
 
     def abort(self, ids: Collection[str] | None) -> int:
-        """End the requests that have a name in `ids`, or all if it is None, except probes. Return their number."""
+        """End the requests with an id in `ids`, or all if `ids` is None, except probes. Return the number of requests."""
         asked = [
             sequence.number
             for sequence in self
@@ -159,7 +159,7 @@ class OpenRequests:
         return len(asked)
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence for its reader, which needs no more (STOP) or has left (ABORT)."""
+        """End a sequence because its reader needs no more tokens (STOP) or disconnected (ABORT)."""
         if sequence.number in self.by_number:
             self._scheduler.finish(sequence, reason)
             self._forget(sequence)
@@ -173,12 +173,12 @@ class OpenRequests:
 
 
 def _of(sequence: Sequence) -> dict[str, str]:
-    """Return log fields of a sequence: the id of the request that it belongs to."""
+    """Return log fields of a sequence: the id of the client's request."""
     return {"request_id": sequence.request.parent_id or sequence.request.id}
 
 
 def _log_left(sequences: Several[Sequence]) -> None:
-    """Log in one line that the client of `sequences` disconnected before their end."""
+    """Log one line: the client of `sequences` disconnected before they ended."""
     num_tokens = sum([sequence.num_output_tokens for sequence in sequences])
     others = f" and {len(sequences) - 1} more of it" if len(sequences) > 1 else ""
     log.info(

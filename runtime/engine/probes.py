@@ -1,4 +1,4 @@
-"""Probes: wait for a proof that the device still computes steps."""
+"""Probes: test whether the device still computes steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from runtime.step import StepResult
 
 
 class Probes:
-    """Futures of the next settled step, for callers of `EngineClient.probe`."""
+    """Callers of `EngineClient.probe` that wait for the next completed step."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[bool] | None = None
 
     async def next_step(self, death: asyncio.Future[str]) -> bool:
-        """Return True once a successful step has settled, False if no work is left or the engine is dead."""
+        """Wait for the next completed step and return True. Return False if no work is left or the engine has failed."""
         if self._next is None or self._next.done():
             self._next = asyncio.get_running_loop().create_future()
         waiting = self._next
@@ -25,7 +25,7 @@ class Probes:
         return waiting.done() and waiting.result()
 
     def settled(self, result: StepResult) -> None:
-        """Report a settled step to waiting probes, unless none of its sampled results was finite."""
+        """Inform waiting probes that a step has completed, unless it sampled rows and all their logits were not finite."""
         if self._next is not None and (not result.tokens or any(ids != [NOT_FINITE] for ids in result.tokens)):
             self._answer(True)
 

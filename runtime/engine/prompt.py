@@ -1,6 +1,6 @@
-"""Checks and hashes of long prompts, computed on a thread before the event loop receives the prompt.
+"""Checks and hashes of prompts. For long prompts they run on a thread, before the event loop receives the prompt.
 
-A thread that held the GIL for all of 131,072 ids would still block the event loop, so it releases the GIL after each piece."""
+A thread that held the GIL for a prompt of 131,072 ids would block the event loop. It therefore releases the GIL regularly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
 def prepare(
     cache: PrefixCache, vocab_size: int, token_ids: Sequence[int], root: CacheRoot, media: tuple[MediaItem, ...] = ()
 ) -> PreparedPrompt:
-    """Check and hash a prompt, on any thread. Raises ValueError as `check_ids` does."""
+    """Check and hash a prompt, on any thread. Raises ValueError as `check_ids` does. `root`: see `cache_root`."""
     size = max(1, _PIECE // cache.block_size) * cache.block_size
     hashes: list[BlockHash] = []
     extras = media_of_blocks(media, cache.block_size)

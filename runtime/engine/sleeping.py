@@ -1,8 +1,8 @@
 """Sleeping: an idle engine frees its memory (weights and KV cache) and allocates it again for the next request.
 
-The runner is closed and dropped. Waking builds it from scratch, since captured steps contain addresses. Scheduler, queue,
-statistics and waiting requests are kept, so requests during sleep are handled as usual. Has no tensors; calls come from the
-engine's loop."""
+Falling asleep closes and drops the runner. Waking builds a new runner, because captured graphs contain old addresses. The
+scheduler, queue, statistics and waiting requests are kept, so requests during sleep are handled as usual. Uses no tensors; the
+engine's loop calls it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ STATES = {
 
 
 class RunnerFactory(Protocol):
-    """Factory that builds a runner again after sleep."""
+    """Factory that builds a new runner when the engine wakes."""
 
     async def build(self) -> Runner:
-        """Build a runner for the same model, rows and blocks as the first. Raises the errors of starting an engine."""
+        """Build a runner with the same model, rows and blocks as the first runner. Raises the errors of engine start-up."""
         ...
 
     async def release(self, level: SleepLevel) -> None:
-        """Free the memory of a closed and dropped runner."""
+        """Free the memory of a runner that has been closed and dropped. `level`: also drop the page cache if DROPPED."""
         ...
 
 
 class SleepingRunner:
-    """Runner of an engine that sleeps: refuses all work."""
+    """Runner of a sleeping engine. It refuses all work."""
 
     def encode(self, batch: ScheduledBatch) -> NoReturn:
         self._refuse()
@@ -68,8 +68,8 @@ class SleepingRunner:
 
 
 class Sleeping:
-    """Sleep state of an engine. `after_s`: idle seconds before it sleeps by itself, or None. `wake`: makes the engine's loop
-    check for work."""
+    """Sleep state of an engine. `after_s`: idle seconds after which it falls asleep, or None. `wake`: function that makes the
+    engine's loop check for work."""
 
     def __init__(
         self, runner_factory: RunnerFactory | None, after_s: float | None, wake: Callable[[], None], clock: Callable[[], float],
@@ -89,7 +89,7 @@ class Sleeping:
     # --- for callers ----------------------------------------------------------------------------------------------
 
     async def become(self, level: SleepLevel) -> None:
-        """Wait until the engine has reached `level`, which happens when it is idle. A later call replaces an earlier one.
+        """Wait until the engine has reached `level`. It changes its level when it is idle. A later call replaces an earlier one.
 
         Raises SleepError."""
         if self._runner_factory is None:
@@ -107,19 +107,19 @@ class Sleeping:
         await asyncio.shield(changed)
 
     def used(self) -> None:
-        """Restart the idle time, because a request arrived or ended."""
+        """Restart the idle timer, because a request arrived or ended."""
         self._last_used_s = self._clock()
 
     # --- the engine's loop ----------------------------------------------------------------------------------------
 
     @property
     def should_wake(self) -> bool:
-        """Return whether a wake-up was requested."""
+        """True if a sleeping engine should wake because `become` requested it."""
         return self.level is not SleepLevel.AWAKE and self._wanted is SleepLevel.AWAKE
 
     async def rest(self, take_runner: Callable[[], Runner]) -> None:
-        """Sleep if it was requested or the idle time is over; otherwise set an alarm. Call it when the engine is idle.
-        `take_runner` returns the runner to close."""
+        """Fall asleep if this was requested or the idle time is over; otherwise set a timer. Call it when the engine is idle.
+        `take_runner` returns the runner, which is then closed."""
         wanted = self._wanted
         if wanted is None and self._is_late():
             wanted = SleepLevel.HOST
@@ -130,7 +130,7 @@ class Sleeping:
         self._set_alarm()
 
     async def wake(self) -> Runner:
-        """Build and return a new runner. If this fails, the engine stays asleep and the error is raised."""
+        """Build and return a new runner. If that fails, the engine stays asleep and the error is raised."""
         assert self._runner_factory is not None, "it fell asleep"
         began_s = time.monotonic()
         try:
@@ -145,7 +145,7 @@ class Sleeping:
         return runner
 
     def stop_waiting(self) -> None:
-        """Cancel the alarm: there is work, or no engine."""
+        """Cancel the sleep timer, because there is work or the engine closes."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

@@ -1,12 +1,12 @@
-"""TokenStream: buffer between the engine, which adds settled tokens, and a request handler.
+"""TokenStream: buffer between the engine, which adds new tokens, and a request handler, which reads them.
 
-There is one stream per `submit` call, for one or several requests. Tokens are not queued singly: a slow reader gets everything
-since its last read as one Output per request, so memory is bounded by max_tokens. Leaving the `async with` block aborts
-unfinished requests; no other clean-up is needed.
+There is one stream per `submit` call, for one or several requests. Tokens are not queued singly: a slow reader gets all tokens
+since its last read as one Output per request, so memory is bounded by max_tokens. Leaving the `async with` block aborts unfinished
+requests; no other clean-up is needed.
 
-A reader either iterates, which wakes its task each step, or passes a function to `hand_to`, which costs one call.
-`StreamNotifier` calls these functions after the engine's own callback, so the next step is launched first. Ids without other
-news, nearly all, go directly to the reader's `TokenWriter`, if it has one, in one call for many streams."""
+A reader either iterates, which wakes its task in each step, or passes a function to `hand_to`, which costs one call.
+`StreamNotifier` calls these functions after the engine's own callback, so the next step is launched first. Most steps yield
+only token ids. These go directly to the reader's `TokenWriter`, if it has one, in one call for many streams."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ToWrite = tuple[TokenWriter, list[int], "EngineTokenStream", int]
 
 
 class StreamNotifier:
-    """Queue of streams with new Outputs, and of ids for writers, in order of arrival. Ids are written first; a stream with
-    queued Outputs has no queued ids."""
+    """Queue of streams with new Outputs, and of token ids for writers, in order of arrival. Ids are written first. A stream
+    with queued Outputs has no queued ids."""
 
     def __init__(self) -> None:
         self._streams: list[EngineTokenStream] = []
@@ -66,11 +66,11 @@ class StreamNotifier:
 
 
 class EngineTokenStream:
-    """Stream of one `submit`. `end(index, reason)` ends request `index` early.
+    """Stream of the Outputs of one `submit` call. `end(index, reason)` ends request `index` early.
 
-    A waiting reader is woken by a request's first token, by its end, and every `interval` tokens between, since each wake-up
-    costs a write to a socket. `delivered(index)` is called when the reader has consumed the last Output of an ended request,
-    or has left. `held_s`: total time that Outputs have waited for a busy reader."""
+    A waiting reader is woken by a request's first token, by its end, and after every `interval` tokens, since each wake-up
+    costs a write to a socket. `delivered(index)` is called when the reader of an ended request has consumed its last Output or
+    left the stream. `held_s`: total seconds in which Outputs waited for a busy reader."""
 
     __slots__ = (
         "_clock",
@@ -105,8 +105,8 @@ class EngineTokenStream:
         notifier: StreamNotifier | None = None,
         left: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """Open all requests. `notifier`: shared by all streams of an engine; None: a private one. `left`: called with all
-        requests that the reader left early, once all of them have ended."""
+        """Create a stream of `num_requests` open requests. `notifier`: shared by all streams of an engine; None creates one.
+        `left`: function called with the indices of requests that the reader left early, once all of them have ended."""
         self.held_s = 0.0
         self._since_s = 0.0  # time since which Outputs wait for a busy reader; 0 if none wait
         self._ended: list[int] = []  # requests whose last Output was read but not yet reported
@@ -131,12 +131,12 @@ class EngineTokenStream:
     # --- the engine's side ----------------------------------------------------------------------------------------
 
     def hold_prompt_logprobs(self, index: int, more: list[TokenLogprobs]) -> None:
-        """Append prompt log-probabilities of request `index`, which its first Output will contain."""
+        """Append prompt log-probabilities of request `index`. Its first Output will contain them."""
         self._prompts.setdefault(index, []).extend(more)
 
     def put_ids(self, index: int, token_ids: list[int]) -> bool:
-        """Queue ids for the request's writer, if no earlier Output waits. Return False if they must be passed to `put`
-        instead."""
+        """Queue `token_ids` for the writer of request `index`. Return False if the caller must use `put` instead, because an
+        earlier Output waits or the request has no writer."""
         if self._take is None or self._is_due or self._fresh:
             return False
         writer = self._writers.get(index)
@@ -146,8 +146,8 @@ class EngineTokenStream:
         return True
 
     def not_written(self, index: int, token_ids: list[int], error: Exception | None) -> None:
-        """Deliver ids that a writer could not write to the reader, before all later ids. With `error`, end the reader
-        instead."""
+        """Deliver `token_ids`, which a writer could not write, to the reader, before all later ids. If `error` is not None,
+        raise it in the reader instead."""
         if error is not None and self._take is not None and self._reader is not None:
             self._fail(self._reader, error)
             return
@@ -156,7 +156,7 @@ class EngineTokenStream:
             self.put(Output(index, []))
 
     def put(self, output: Output) -> None:
-        """Add an Output for the reader, or merge it into the waiting one. The stream may modify `output` afterwards."""
+        """Add an Output for the reader, or merge it into the request's waiting Output. The stream may modify `output` later."""
         index, finish = output.index, output.finish
         if index not in self._open:
             return
@@ -229,7 +229,7 @@ class EngineTokenStream:
         return [*fresh.values()]
 
     async def hand_to(self, take: Take, writer_of: WriterOf | None = None) -> None:
-        """Call `take` with all Outputs, as in `TokenStream`, without waking a task in each step."""
+        """Call `take` with all Outputs, see `TokenStream.hand_to`. Does not wake a task in each step."""
         self._writer_of = writer_of if self._interval == 1 else None
         while self._fresh or self._open:
             if self._fresh:
@@ -248,7 +248,7 @@ class EngineTokenStream:
             self._tell_delivered()
 
     def hand_over(self) -> None:
-        """Pass the waiting Outputs to the reader, unless it is busy, has left, or has them already."""
+        """Pass the waiting Outputs to the reader's function, unless the reader is busy or has left, or there are none."""
         self._is_due = False
         take, reader = self._take, self._reader
         if take is None or reader is None or reader.done():
@@ -267,7 +267,7 @@ class EngineTokenStream:
             self._tell_delivered()
 
     def _handed(self, take: Take) -> Callable[[], Awaitable[None]] | None:
-        """Return the result of `take` for all waiting Outputs. If it is None, writers may be used again."""
+        """Call `take` with all waiting Outputs and return its result. If it returns None, requests may use writers again."""
         outputs = self._taken()
         rest = take(outputs)
         if rest is None and self._writer_of is not None:

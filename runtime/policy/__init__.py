@@ -1,1 +1,1 @@
-"""Scheduling policies: order of requests, decode turns, and the tokens of a step."""
+"""Scheduling policies: the order of requests, and which decodes and how many prompt tokens a step contains."""

@@ -1,9 +1,9 @@
-"""Decode turns: selects the sequences that decode in a step that is too short for all. Pure.
+"""Decode turns: selects which sequences decode in a step that is too short for all of them. Pure functions, no clock.
 
-Wide requests must not delay others, so rows are shared by caller, then by request, then by row. In every step each caller
-has as many rows as the caller with the fewest, and the same holds for the requests of a caller. Further rows are shared
-evenly, and the rows of a request that decoded longest ago come first. If all requests have one row, all of them decode in
-every step."""
+A request with many rows must not delay others, so rows are shared by caller, then by request, then by row. In every step each
+caller decodes as many rows as the caller with the fewest rows, and the requests of a caller share its rows likewise. Remaining
+rows are shared evenly; among the rows of a request, those that decoded longest ago come first. If all requests have one row,
+all of them decode in every step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ RequestKey = tuple[bytes | None, int]  # a caller, and a request (its group)
 class Turns(NamedTuple):
     """Selection of decodes for a step.
 
-    `order`: all possible decodes, selected ones first. `num_always`: number of them that always decode. `narrowest`: rows of
-    the requests with the fewest rows. `wide`: callers and groups with more rows than those that always decode."""
+    `order`: all sequences that could decode, selected ones first. `num_always`: number of leading sequences in `order` that
+    decode in every step. `narrowest`: sequences of the requests with the fewest rows. `wide`: (caller, group) of requests with
+    further sequences in `order`."""
 
     order: Several[Sequence]
     num_always: int
@@ -29,19 +30,19 @@ class Turns(NamedTuple):
 
 
 class DecodeTurns:
-    """Rotation of decodes, by the last step in which each sequence decoded."""
+    """Rotation of decodes: stores for each sequence the number of the last step in which it decoded."""
 
     def __init__(self) -> None:
         self._num_turns = 0
 
     def record(self, sequences: Iterable[Sequence]) -> None:
-        """Record that `sequences` decode in the step being scheduled, and other sequences pause."""
+        """Record that `sequences` decode in the step that is being scheduled. Other sequences do not."""
         self._num_turns += 1
         for sequence in sequences:
             sequence.last_turn = self._num_turns
 
     def shared(self, decodes: Several[Sequence]) -> Turns:
-        """Return the selection of `decodes` for the next step."""
+        """Return `decodes` in the order in which the next step should select them."""
         requests: dict[bytes | None, dict[int, list[Sequence]]] = {}  # rows by caller and group
         for sequence in decodes:
             requests.setdefault(sequence.request.caller, {}).setdefault(sequence.group, []).append(sequence)
@@ -79,7 +80,7 @@ def request_key(sequence: Sequence) -> RequestKey:
 
 
 def num_requests(requests: Set[RequestKey], narrowest: Iterable[Sequence]) -> int:
-    """Return the number of `requests` that share steps with `narrowest`. If all are of one other caller, they count as one."""
+    """Return the number of `requests` that share steps with `narrowest`. If all belong to one other caller, return 1."""
     callers = {caller for caller, _ in requests}
     if len(callers) == 1 and any(one.request.caller not in callers for one in narrowest):
         return 1

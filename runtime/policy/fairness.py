@@ -1,13 +1,13 @@
-"""Scheduling policies: the order of requests.
+"""Scheduling policies: the order in which requests run.
 
-`order` is a sort key that never changes: running sequences are served by it, and preempted from its end. Keys are unique, so
-the first sequence can always make progress. Which waiting sequence starts next, and which of several prompts continues, may
-depend on each caller's earlier tokens.
+`order` is a sort key that never changes: running sequences are served by ascending key, and preempted from the other end. Keys are
+unique, so the first sequence can always progress. The choice of the next waiting sequence and of the next prompt chunk may also
+depend on how many tokens each caller has used.
 
-`Fair` is a virtual token counter ("Fairness in Serving Large Language Models", Sheng et al., OSDI 2024): tokens of each
-caller are counted, and the caller with the lowest count is next. A newly waiting caller starts at the current minimum, so
-idle callers accumulate no credit. While no request waits, nothing is counted. Unlike in the paper, a prompt is counted as
-its chunks are computed, so a long prompt delays others by one step at most; and preempted tokens are not counted twice."""
+`Fair` is a virtual token counter ("Fairness in Serving Large Language Models", Sheng et al., OSDI 2024): tokens of each caller
+are counted, and the caller with the lowest count is next. A newly waiting caller starts at the current minimum, so idle callers
+accumulate no credit. While no request waits, nothing is counted. There are two differences to the paper. Prompt tokens are
+counted chunk by chunk, so a long prompt delays others by one step at most. Tokens are not counted again after a preemption."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OUTPUT_COST = 2.0  # of a generated token, in prompt tokens: as in the paper
 
 
 class Policy(Protocol):
-    """Order of requests. Called by the scheduler, with lists that are sorted by `order`."""
+    """Order of requests. The scheduler calls it with lists that are sorted by `order`."""
 
     def order(self, sequence: Sequence) -> tuple[int, int]:
-        """Return the sort key: the smallest is served first and preempted last."""
+        """Return the sort key of `sequence`. Sequences with smaller keys are served first and preempted last."""
         ...
 
     def waits(self, sequence: Sequence) -> None:
-        """Called when the sequence arrived or was preempted, before it is added to the waiting list."""
+        """Called before the sequence is added to the waiting list, because it arrived or was preempted."""
         ...
 
     def starts(self, sequence: Sequence) -> None:
@@ -38,24 +38,24 @@ class Policy(Protocol):
         ...
 
     def ends(self, sequence: Sequence) -> None:
-        """Called when the sequence ended, running or waiting."""
+        """Called when a running or waiting sequence ends."""
         ...
 
     def computes(self, sequence: Sequence, num_tokens: int) -> None:
-        """Called when a step computes `num_tokens` of the sequence's prompt."""
+        """Called when a step computes `num_tokens` tokens of the sequence's prompt."""
         ...
 
     def next_waiting(self, waiting: Several[Sequence]) -> int:
-        """Return the index of the sequence that starts next. `waiting` is not empty."""
+        """Return the index of the sequence in `waiting` that starts next. `waiting` is not empty."""
         ...
 
     def next_prompt(self, prompts: Several[Sequence]) -> int:
-        """Return the index of the prompt that continues first. `prompts`: running sequences with partly computed prompts,
-        not empty."""
+        """Return the index of the sequence in `prompts` whose prompt continues first. `prompts` contains running sequences
+        whose prompts are partly computed, at least one."""
         ...
 
     def overtakes(self, waiting: Sequence, prompt: Sequence) -> bool:
-        """Return whether `waiting` starts before the running `prompt` continues."""
+        """Return True if `waiting` should start before the prompt of the running sequence `prompt` continues."""
         ...
 
 

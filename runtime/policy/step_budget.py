@@ -1,11 +1,11 @@
-"""Step budget: the number of prompt tokens that a step may hold together with decodes. Pure functions of the load.
+"""Step budget: maximum number of prompt tokens in a step that also contains decodes. Pure functions of the load.
 
 Prompt tokens in a step delay running streams; prompt tokens left out delay new requests. At a given throughput the sum of the two
 delays is fixed (Little's law), and the budget divides it:
 - While prompts are computed in time, a step takes half of `max_itl_s`.
 - If waiting prompts would take longer than `target_ttft_s`, the step grows with them, up to `max_itl_s`.
-- On a platform with a `Slowdown`, where rows of a step cost nearly as much as alone, the time of a step is also limited to a
-  multiple of its decodes' time. This bounds the gaps of a single stream. Decodes of wide requests then alternate
+- A platform with a `Slowdown` computes rows of a step little faster than alone. Its step time is also limited to a multiple of
+  the decodes' time, which bounds the gaps of a single stream. Decodes of requests with many rows then alternate
   (`decode_turns.py`).
 - Prompts get at least half as much time as the decodes of the step, so they always progress."""
 
@@ -31,18 +31,18 @@ WORTHWHILE_TOKENS, SHORTEST_ITL_S, TTFT_PER_ITL = 3072, 0.02, 5.0
 
 
 class Decodes(NamedTuple):
-    """Number of decoding rows, and of their context tokens."""
+    """Number of rows that decode, and total number of their context tokens."""
 
     num_rows: int
     num_context_tokens: int
 
 
 class EngineLoad(NamedTuple):
-    """Load at the time a step is decided.
+    """Load of the engine when a step is scheduled.
 
-    `num_waiting_tokens`: uncomputed tokens of prompts that run or could start. `depth`: tokens computed of a prompt that has
-    begun. `narrowest`: decodes of the requests with the fewest rows; None: all. `num_requests`: requests that wait for
-    prompts or share decode steps; all requests of one caller count as one if another caller has a stream."""
+    `num_waiting_tokens`: uncomputed tokens of prompts that run or could start. `depth`: number of tokens already computed of
+    the current prompt. `narrowest`: decodes of the requests with the fewest rows; None: all decodes. `num_requests`: requests
+    with a waiting prompt or shared decode steps. They count as 1 if all belong to one caller and another caller has a stream."""
 
     num_decodes: int
     num_context_tokens: int  # context tokens of decodes
@@ -53,35 +53,34 @@ class EngineLoad(NamedTuple):
 
 
 class StepBudget:
-    """Budget with no limit except the step's: the base of the others.
+    """Budget that limits only the whole step. Base class of the others.
 
-    `has_turns`: decodes may be limited to part of the rows. `ending_cost`: cost of sampling at the end of a prompt, in
-    prompt tokens."""
+    `has_turns`: steps may contain only some of the decodes. `ending_cost`: cost of sampling after a prompt, in prompt tokens."""
 
     __slots__ = ()
     has_turns = False
     ending_cost = 0
 
     def num_decodes(self, most: EngineLoad) -> int:
-        """Return the maximum number of decodes in a step under the load `most`. Called if `has_turns`."""
+        """Return the maximum number of decodes in a step under the load `most`. Called only if `has_turns`."""
         return most.num_decodes
 
     def is_for_narrowest(self) -> bool:
-        """Return whether the next mixed step should contain the narrowest decodes only. Called if `has_turns`."""
+        """Return True if the next step with prompts should decode only the requests with the fewest rows. Called if `has_turns`."""
         return False
 
     def prompt_tokens(self, load: EngineLoad) -> int | None:
-        """Return the maximum number of prompt tokens in a step with decodes, at least 1; None: only the step's token limit
-        applies."""
+        """Return the maximum number of prompt tokens in a step with decodes, at least 1. None: only the token limit of all
+        steps applies."""
         return None
 
     def decide_after_s(self, batch: ScheduledBatch) -> float:
-        """Return when to decide the next step, in seconds after the step of `batch` began: late, so that it holds requests that
-        arrive meanwhile, but before the device waits. 0: at once."""
+        """Return the delay, in seconds after the start of the step of `batch`, until the next step is scheduled. A late time
+        includes more arriving requests, but must be before the device becomes idle. 0: at once."""
         return 0.0
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """Learn from the step of `batch`, which took `took_s` seconds."""
+        """Learn step times. The step of `batch` took `took_s` seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +95,16 @@ class FixedBudget(StepBudget):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Maximum time of a mixed step, as a multiple of the time of its narrowest decodes. `by_one`: with one other request, or
-    only requests of one other caller. `by_many`: with more requests."""
+    """Maximum time of a step with prompts and decodes, as a multiple of the time of its narrowest decodes. `by_one`: applies if
+    one other request or caller shares steps. `by_many`: applies if there are more."""
 
     by_one: float
     by_many: float
 
 
 class Lead(NamedTuple):
-    """Time before the end of a step that the host needs to settle the last step and launch the next, in seconds: for any step,
-    and for each of its rows."""
+    """Time that the host needs, before a step ends, to record the previous step's results and launch the next step. Sum of
+    `step_s` seconds per step and `row_s` seconds per row."""
 
     step_s: float
     row_s: float
@@ -113,8 +112,8 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlatformSteps:
-    """Defaults of a platform. `longest_itl_s`: upper bound of the default `max_itl_s`. `least_tokens`: fewer prompt tokens
-    in a step are not worth it. `lead`: None schedules the next step as soon as one begins."""
+    """Defaults of a platform. `longest_itl_s`: upper bound of the default `max_itl_s`, in seconds. `least_tokens`: minimum
+    number of prompt tokens worth adding to a step. `lead`: see `Lead`; None schedules the next step when one begins."""
 
     longest_itl_s: float
     least_tokens: int
@@ -142,8 +141,8 @@ class Goals:
 
 
 class TimedBudget(StepBudget):
-    """Budget that keeps `goals` by the learned cost of steps. It allows at least `least` prompt tokens, unless a slowdown
-    forbids it."""
+    """Budget that keeps step times within `goals`, based on learned step costs. It allows at least `least` prompt tokens,
+    unless a slowdown forbids that."""
 
     def __init__(self, cost: StepCost, goals: Goals, *, least: int = 1, lead: Lead | None = None) -> None:
         self.goals = goals
@@ -155,7 +154,7 @@ class TimedBudget(StepBudget):
         self._lead = lead
 
     def step_s(self, load: EngineLoad) -> float:
-        """Return the maximum time of the step."""
+        """Return the maximum time of a step under `load`, in seconds."""
         goals = self.goals
         waiting_s = load.num_waiting_tokens * self.learned.cost.token_s
         in_time_s = 0.5 * goals.max_itl_s * max(1.0, waiting_s / goals.target_ttft_s)
@@ -189,7 +188,7 @@ class TimedBudget(StepBudget):
         return max(1, least, self._tokens(load, self.step_s(load)))
 
     def _tokens(self, load: EngineLoad, step_s: float) -> int:
-        """Return how many prompt tokens fit a step of `step_s` seconds."""
+        """Return how many prompt tokens fit in a step of `step_s` seconds."""
         cost, least_s = self.learned.cost, self.learned.assumed.token_s
         if self.goals.slowdown is None:
             least_s *= _LEAST_OF_MEASURED

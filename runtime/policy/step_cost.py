@@ -1,11 +1,11 @@
-"""Step cost: the expected time of a step, from its contents, learned from past steps. No clock of its own.
+"""Step cost: expected time of a step, estimated from its contents and learned from past steps. Does not read a clock.
 
 The time of a step is the sum of its parts. A GPU reads weights while it computes prompts, so these two times add up as powers:
-`overlap` 1 is the plain sum, as on a few cores; 1.3 fits 0.6B and 8B on an H200 from 1 row to 8,192 tokens within 6 %.
+`overlap` 1 is the plain sum, as on a few CPU cores. 1.3 fits 0.6B and 8B models on an H200 within 6 %, from 1 row to 8,192 tokens.
 
-Two kinds of factors on the cost assumed at start-up are learned. Decodes have a factor for each number of rows, from steps
-without prompts. Prompts have one factor, from the time of mixed steps beyond their decodes. So an error in the cost of
-prompts never makes decodes look longer, which would allow longer steps."""
+Two kinds of factors correct the cost assumed at start-up. Decodes have a factor per number of rows, learned from steps without
+prompts. Prompts have one factor, learned from the time that mixed steps take in addition to their decodes. An error in the cost
+of prompts therefore never makes decodes look slower, which would allow longer steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _MOST_OF_PROMPTS = 2.0  # likewise for the time of the prompts
 
 
 class TimedSteps(NamedTuple):
-    """Times measured at start-up, in seconds: the smallest step, each further token of a long prompt, and each decoding row."""
+    """Times measured at start-up, in seconds. `base_s`: smallest step. `token_s`: each further token of a long prompt. `row_s`:
+    each decoding row."""
 
     base_s: float
     token_s: float
@@ -39,14 +40,15 @@ class TimedSteps(NamedTuple):
 
     @property
     def smallest_s(self) -> float:
-        """Time of a step with one row."""
+        """Time of a step with one row, in seconds."""
         return self.base_s + (self.row_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs in seconds: of a step, of a decoding row, of a token of its context, of a prompt token, of an attention pair of
-    a prompt token and an earlier token, and of a prompt token's logprobs. `overlap`: see the module."""
+    """Costs in seconds. `base_s`: any step. `token_s`: a prompt token. `row_s`: a decoding row. `context_s`: a token of its
+    context. `pair_s`: attention of a prompt token to one earlier token. `scored_s`: logprobs of a prompt token. `overlap`: see
+    the module."""
 
     base_s: float
     token_s: float
@@ -58,7 +60,7 @@ class StepCost:
 
     @classmethod
     def assumed(cls, timed: TimedSteps, kv_share: float = 0.0) -> StepCost:
-        """Return the cost from times measured at start-up. `kv_share`: bytes of a token in the KV cache per byte of the
+        """Return the costs from times measured at start-up. `kv_share`: KV cache bytes per token, divided by the bytes of the
         weights."""
         base_s, token_s, row_s = timed
         context_s = base_s * max(kv_share, 1e-7)
@@ -95,7 +97,7 @@ class LearnedCost:
 
     @property
     def cost(self) -> StepCost:
-        """Learned cost for a step with a single decode."""
+        """Learned costs, with the factor of decodes for a step with a single decode."""
         one, decode, prompt = self.assumed, self.alone_factor(1), self._prompts
         return replace(
             one, base_s=one.base_s * decode, row_s=one.row_s * decode, context_s=one.context_s * decode,
@@ -103,26 +105,26 @@ class LearnedCost:
         )  # fmt: skip
 
     def alone_factor(self, num_rows: int) -> float:
-        """Return the learned factor of steps without prompts for `num_rows`. If it was not observed, use fewer rows, else
-        more."""
+        """Return the learned factor of steps without prompts that have `num_rows` rows. If none was observed, return the factor
+        of the next smaller observed number of rows, otherwise of the smallest."""
         known, size = self._alone, num_rows.bit_length()
         if not known:
             return 1.0
         return known[max((each for each in known if each <= size), default=min(known))]
 
     def alone_s(self, num_rows: int, num_context: int) -> float:
-        """Return the expected time of a step without prompts, learned from steps without prompts only."""
+        """Return the expected time of a step without prompts, in seconds, learned from steps without prompts only."""
         return self.alone_factor(num_rows) * self.assumed.decode_s(num_rows, num_context)
 
     def decode_s(self, num_rows: int, num_context: int) -> float:
-        """Return the expected time of a step without prompts, learned from all steps."""
+        """Return the expected time of a step without prompts, in seconds, learned from all steps."""
         return self._decode_factor(num_rows) * self.assumed.decode_s(num_rows, num_context)
 
     def _decode_factor(self, num_rows: int) -> float:
         return self._beside.get(num_rows.bit_length()) or self.alone_factor(num_rows)
 
     def prompts_within(self, step_s: float, num_rows: int, num_context: int) -> float:
-        """Return the maximum time of prompts, computed alone, that keeps a step with these decodes within `step_s`."""
+        """Return the time that prompts may take, if computed alone, so that a step with these decodes stays within `step_s`."""
         base_s = self._decode_factor(num_rows) * self.assumed.base_s
         return _difference(step_s - (self.decode_s(num_rows, num_context) - base_s), base_s, self.assumed.overlap)
 
@@ -137,7 +139,7 @@ class LearnedCost:
         return decode_s - base_s + _sum(base_s, self._prompts * self.assumed.prompts_s(contents), self.assumed.overlap)
 
     def settled(self, batch: ScheduledBatch, took_s: float) -> None:
-        """Learn from the step of `batch`, which took `took_s`, unless it waited for masks."""
+        """Learn from the step of `batch`, which took `took_s` seconds, unless it waited for masks."""
         num_drafts = sum([len(row.draft_ids) for row in batch.rows]) if batch.num_tokens > len(batch.rows) else 0
         if batch.num_tokens == len(batch.rows) + num_drafts and not batch.prompt_logprobs_rows:
             self._num_decodes += 1
@@ -164,8 +166,8 @@ class LearnedCost:
             self._learn_prompts(contents, self.prompts_within(took_s, num_rows, contents.num_context))
 
     def _is_about_decodes(self, contents: _Contents, expected_s: float) -> bool:
-        """Return whether an unexpected time of a mixed step is likely due to its decodes: they dominate it, and steps of as
-        many rows without prompts were not observed."""
+        """Return True if decodes probably caused the unexpected time of a step with prompts: decodes take most of its time, and
+        no step with as many rows and without prompts has been observed."""
         if contents.num_scored or contents.num_rows.bit_length() in self._alone:
             return False
         return 2 * self.decode_s(contents.num_rows, contents.num_context) > expected_s
@@ -179,8 +181,8 @@ class LearnedCost:
 
 
 class _Contents(NamedTuple):
-    """Contents of a step: rows that decode or end a prompt, context tokens of decodes, prompt tokens, their attention pairs,
-    and prompt tokens with logprobs."""
+    """Contents of a step. `num_rows`: rows that decode or end a prompt. `num_context`: context tokens of decodes. `num_tokens`:
+    prompt tokens. `num_pairs`: their attention pairs. `num_scored`: prompt tokens with logprobs."""
 
     num_rows: int
     num_context: int
@@ -208,10 +210,10 @@ def _contents(batch: ScheduledBatch) -> _Contents:
 
 
 def _difference(sum_s: float, one_s: float, overlap: float) -> float:
-    """Return the time whose overlapping sum with `one_s` is `sum_s`, or 0."""
+    """Return the time x for which `_sum(x, one_s, overlap)` is `sum_s`; 0 if `one_s` is larger."""
     return (sum_s**overlap - one_s**overlap) ** (1 / overlap) if sum_s > one_s else 0.0
 
 
 def _sum(one_s: float, other_s: float, overlap: float) -> float:
-    """Return the total time of two parts that overlap."""
+    """Return the total time of two parts of a step that partly overlap."""
     return float((one_s**overlap + other_s**overlap) ** (1 / overlap))

@@ -1,7 +1,7 @@
-"""Step policy: selects the sequences that decode in a step, and the number of prompt tokens in it. Pure.
+"""Step policy: selects the sequences that decode in a step, and its number of prompt tokens. Pure functions, no clock.
 
-If decodes are bounded (`StepBudget.has_turns`), sequences share steps by `decode_turns.py`. In steps with decodes,
-`StepBudget` limits prompt tokens."""
+If not all sequences can decode in a step (`StepBudget.has_turns`), they alternate as in `decode_turns.py`. In steps with
+decodes, `StepBudget` limits prompt tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _TILES = (
 
 
 class Queues(NamedTuple):
-    """The sequences when a step is scheduled. `wanted`: tokens that each of `running` could compute. `num_could_start`: free
-    rows. `hit_share`: expected share of prefix cache hits in waiting tokens."""
+    """State of the queues when a step is scheduled. `wanted`: number of tokens that each of `running` could compute.
+    `num_could_start`: number of free rows. `hit_share`: expected fraction of waiting tokens in the prefix cache."""
 
     running: Several[Sequence]
     wanted: list[int]
@@ -36,8 +36,8 @@ class Queues(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Plan of a step. `budget`: its tokens. `extra_room`: maximum number of draft tokens. `scored_cost`: cost of a prompt
-    token with logprobs, in tokens."""
+    """Limits of a step, in tokens. `budget`: all tokens. `extra_room`: draft tokens. `scored_cost`: budget used by each prompt
+    token with logprobs."""
 
     num_decodes: int
     budget: int
@@ -46,7 +46,7 @@ class StepPlan(NamedTuple):
 
 
 def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
-    """Return the token count of a step, reduced so that the last matrix tile is full unless the step is small."""
+    """Return the token count of a step. Unless the step is small, it is rounded down so that the last matrix tile is full."""
     total = num_decodes + num_prompt_tokens
     return (
         total if num_prompt_tokens < 2 * _TILE else total - total % next(tile for size, tile in _TILES if total >= size)
@@ -54,12 +54,12 @@ def _whole_tiles(num_decodes: int, num_prompt_tokens: int) -> int:
 
 
 def _is_answering(sequence: Sequence) -> bool:
-    """Return whether the sequence has begun to generate and continues, even while it waits for a mask or ids in flight."""
+    """Return True if the sequence has begun to generate and is not complete, even while it waits for a mask or step results."""
     return bool(sequence.output_ids or sequence.num_in_flight) and sequence.num_tokens < sequence.max_tokens_total
 
 
 class StepPolicy:
-    """Planner of steps. `budget`: limit of prompt tokens in steps with decodes. `max_num_tokens`: token limit of any step."""
+    """Planner of steps. `budget`: limits prompt tokens in steps with decodes. `max_num_tokens`: maximum tokens of any step."""
 
     def __init__(self, budget: StepBudget, max_num_tokens: int) -> None:
         self.budget = budget
@@ -67,7 +67,7 @@ class StepPolicy:
         self._turns = DecodeTurns()
 
     def plan(self, queues: Queues) -> StepPlan:
-        """Plan a step. Decodes that pause in it get 0 in `queues.wanted`."""
+        """Return the limits of the next step. Set entries of `queues.wanted` to 0 for decodes that must not be in it."""
         wanted = queues.wanted
         turns, alone = self._take_turns(queues) if self.budget.has_turns else (None, False)
         num_decodes, num_again, num_prompts = wanted.count(1), 0, 0
@@ -92,8 +92,8 @@ class StepPolicy:
         )  # prompts also progress
 
     def _take_turns(self, queues: Queues) -> tuple[Turns, bool]:
-        """Return the selection of decodes, and whether only the narrowest ones decode, without prompts. Sequences that pause
-        in this step get 0 in `queues.wanted`."""
+        """Select the decodes of a step and set the `queues.wanted` entries of others to 0. Return the selection, and True if
+        only the narrowest ones decode, without prompts."""
         running, wanted, budget = queues.running, queues.wanted, self.budget
         turns = self._turns.shared(
             [

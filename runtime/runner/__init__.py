@@ -1,1 +1,1 @@
-"""Execution of scheduled batches: inputs, forward pass and sampling, in order."""
+"""Execution of scheduled batches: fills inputs, runs the forward pass and samples."""

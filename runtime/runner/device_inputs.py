@@ -1,8 +1,8 @@
-"""Device inputs: tensors that a step reads, at the fixed addresses of captured graphs, filled by one upload and two kernels.
+"""Device inputs: tensors that a step reads. They have fixed addresses, for captured graphs. One upload and two kernels fill them.
 
-The host packs a step into pinned memory. Several buffers are used in rotation, so a step can be packed while earlier ones
-run. Block tables, computed token counts and last sampled ids are stored on the device only, which computes positions, slots
-and lengths from them."""
+The host packs a step into pinned memory. Several buffers are used in rotation, so a step can be packed while earlier ones run.
+Block tables, computed token counts and last sampled ids are stored on the device only. The device computes positions, slots and
+lengths from them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _UPDATES = 1 << 14  # table entries per upload; a larger step takes several uplo
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Shape of a captured step. `num_tokens` and `num_rows` include padding. `uniform`: every row computes one token and has
-    no new sequence. `drafts`: some row has draft tokens; `adapters`: some row has an adapter."""
+    """Shape of a captured step. `num_tokens` and `num_rows` include padding. `uniform`: every row computes one token and no row
+    has a new sequence. `drafts`: at least one row has draft tokens. `adapters`: at least one row has an adapter."""
 
     num_tokens: int
     num_rows: int
@@ -43,7 +43,7 @@ class StepShape:
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], *, adapters: bool = False) -> StepShape:
-        """Return the shape of `rows` without padding. A step is uniform only without new rows: these may share blocks that
+        """Return the shape of `rows` without padding. A step with new sequences is not uniform: they may share blocks that
         other rows fill in the same step, so keys and values must be stored before they are read."""
         uniform = all(row.num_tokens == 1 and row.binding is None for row in rows)
         if uniform:
@@ -53,14 +53,14 @@ class StepShape:
 
 
 def spans_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[int, int, int], ...]:
-    """Return (start, end, context length) of each row's tokens in the step. The context length is an upper bound: it is
-    exact if the host has the row's exact counts, as for a fresh prompt."""
+    """Return (start, end, context length) of each row's tokens in the step. The context length is an upper bound. It is exact
+    if no draft tokens of the row are in flight, as in a new prompt."""
     stops = accumulate(row.num_tokens for row in rows)
     return tuple((stop - row.num_tokens, stop, row.end) for row, stop in zip(rows, stops, strict=True))
 
 
 def _by_token(rows: Sequence[ScheduledRow], padded: int) -> _Int32s:
-    """Return [3 * padded] int32: for each token the row that samples after it or -1, whether it is a draft token, its row."""
+    """Return [3 * padded] int32, per token: the row that samples after it or -1; 1 if it is a draft token, else 0; its row."""
     facts = np.full((3, padded), -1, np.int32)
     owners, guesses, table_rows = facts
     guesses.fill(0)
@@ -75,8 +75,8 @@ def _by_token(rows: Sequence[ScheduledRow], padded: int) -> _Int32s:
 
 
 class DeviceInputs:
-    """Inputs of steps at fixed device addresses. `kv_caches`: the model's. `max_proposed`: maximum draft tokens of a row
-    that the device makes."""
+    """Inputs of steps at fixed device addresses. `kv_caches`: KV caches of the model's layers. `max_proposed`: maximum number
+    of draft tokens per row that the device makes."""
 
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, layout: KVLayout, steps_in_flight: int,
@@ -134,12 +134,12 @@ class DeviceInputs:
 
     @property
     def sample_positions(self) -> Tensor:
-        """Sample positions of the step filled last, by batch index."""
+        """Sample positions of the step that was filled last, one per logits row."""
         return self._tensors.sample_positions
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """Return `rows` with the longest contexts first. Attention processes rows in this order; a long row at the end would
-        run alone."""
+        """Return `rows` sorted by context length, longest first. Attention processes rows in this order, and a long row at the
+        end would run alone."""
         return tuple(sorted(rows, key=lambda row: row.start + row.num_tokens, reverse=True))
 
     def shape_of(self, rows: Sequence[ScheduledRow]) -> StepShape:
@@ -160,7 +160,7 @@ class DeviceInputs:
         return inputs_with_drafts(step.forward, rows, self.num_computed, step.rows, step.query_start_loc)
 
     def upload(self, rows: Sequence[ScheduledRow], shape: StepShape) -> None:
-        """Enqueue the upload of all data of `rows`, padded to `shape`. `placed` uses it until the next upload."""
+        """Enqueue the upload of all data of `rows`, padded to `shape`. Call `placed` before the next upload."""
         num_tokens = len(rows) if shape.uniform else sum([row.num_tokens for row in rows])
         _enter(rows, lambda binding: binding.adapter_slot, self._entered_slots, self._adapter_slots)
         _enter(rows, lambda binding: binding.rope_delta, self._entered_deltas, self._rope_deltas)
@@ -178,11 +178,11 @@ class DeviceInputs:
         self._unpack(pinned[:num], num_tokens, len(rows), len(tables), shape)
 
     def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
-        """Enqueue the computation of positions and slots for the last uploaded step, and return its StepInputs.
+        """Enqueue the computation of positions and slots of the last uploaded step, and return its StepInputs.
 
-        `rows` None: the inputs of a captured graph, valid for any rows. In a step with draft tokens every token has logits
-        and is a separate request for attention, because single queries are faster than a few per row. Recurrent layers still
-        use one state per row."""
+        If `rows` is None, they are inputs of a captured graph, valid for any rows. In a step with draft tokens, every token has
+        logits and is a separate request for attention, because single queries are faster than a few per row. Recurrent layers
+        still use one state per row."""
         ops.place_tokens(
             self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
         )
@@ -295,7 +295,7 @@ class DeviceInputs:
     def _rope_positions(
         self, rows: Sequence[ScheduledRow] | None, positions: Tensor, by_row: ops.AttentionMeta
     ) -> Tensor | None:
-        """Return the rotary positions of tokens; [3, T] if a row of `rows` has M-RoPE positions."""
+        """Return the rotary positions of tokens, [T], or [3, T] if a row has M-RoPE positions. None without M-RoPE."""
         if self._rope_deltas is None:
             return None
         placed = positions + _of_tokens(self._rope_deltas, by_row, len(positions))
@@ -312,7 +312,7 @@ class DeviceInputs:
         return by_axis
 
     def _new_entries(self, rows: Sequence[ScheduledRow]) -> tuple[list[int], list[int], list[int]]:
-        """Return new entries of the block tables as three lists: index of table and row, index in the table, and block id."""
+        """Return new block table entries as three lists: number of the table row, entry index in it, and block id."""
         tables: list[int] = []
         indices: list[int] = []
         values: list[int] = []
@@ -348,7 +348,7 @@ class DeviceInputs:
 
 
 def _written(parts: Sequence[_Part], to: _Int32s) -> int:
-    """Copy `parts` into `to` one after another, return the total length. A list of 512 takes 4 us, as a numpy array 14 us."""
+    """Copy `parts` into `to` one after another; return the total length. A list of 512 takes 4 us, as a numpy array 14 us."""
     at = 0
     for part in parts:
         if isinstance(part, list):
@@ -360,7 +360,7 @@ def _written(parts: Sequence[_Part], to: _Int32s) -> int:
 
 
 def _pack_uniform(rows: Sequence[ScheduledRow]) -> list[_Part]:
-    """Pack the rows of a uniform step: the same result as `DeviceInputs._pack`, faster."""
+    """Pack the rows of a uniform step. Returns the same as `DeviceInputs._pack`, but faster."""
     of, num = columns(rows), len(rows)
     table_rows = np.array(of.row, np.int32)
     samples = np.ones(num, np.int32)
@@ -375,7 +375,7 @@ def _pack_uniform(rows: Sequence[ScheduledRow]) -> list[_Part]:
 
 
 def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Tensor:
-    """Return the entries of `table` [max_num_seqs + 1] for the row of each token [T]; padding has the last entry."""
+    """Return the entry of `table` [max_num_seqs + 1] for each token's row, [T]. Padding tokens get the last entry."""
     rows = by_row.rows
     assert rows is not None
     if by_row.uniform:
@@ -389,7 +389,7 @@ def _of_tokens(table: Tensor, by_row: ops.AttentionMeta, num_tokens: int) -> Ten
 def _enter(
     rows: Sequence[ScheduledRow], value_of: Callable[[RowBinding], int], entered: list[int], table: Tensor | None
 ) -> None:
-    """Write values of the bindings of new sequences to `table`, if it is not None, for rows that differ from `entered`."""
+    """Write `value_of(binding)` of each new sequence to `entered` and `table`, if it differs from `entered`."""
     if table is None:
         return
     changed = []

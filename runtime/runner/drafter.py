@@ -1,7 +1,7 @@
-"""Drafter: makes draft tokens on the device after each step, in rounds of one draft token per participating row.
+"""Drafter: makes draft tokens on the device after each step. Each round makes one draft token for every participating row.
 
 Draft tokens stay on the device, in `Inputs.draft_ids`, and the next step reads them there. All buffers of a round have fixed
-addresses, so rounds can be captured and replayed; no round depends on the host."""
+addresses, so rounds can be captured and replayed. No round waits for the host."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from runtime.sample.sampler import Sampler
 
 
 class Drafter:
-    """Drafter that makes no draft tokens: the base class, and the drafter if they come from the host or are disabled.
+    """Drafter that makes no draft tokens: base class, also used if draft tokens come from the host or are disabled.
 
-    `rounds`: kinds of rounds, which may be captured. `follows`: whether its own layers compute every step."""
+    `rounds`: kinds of rounds, which may be captured. `follows`: True if the drafter computes every step's tokens too."""
 
     rounds: Sequence[Round] = ()
     follows = False
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        """Called when a new sequence gets `row`, before its first step is enqueued."""
+        """Called when a new sequence has been assigned `row`, before its first step is enqueued."""
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """Prepare to follow a step of `rows`, all of which are bound."""
+        """Prepare `follow` for a step of `rows`. Called before the forward pass, after `bind` of new sequences."""
 
     def keep(self, hidden: Any) -> Any:
-        """Return the parts of `hidden`, the model's hidden states, that `follow` needs. At most enqueues a copy. Called
+        """Return what `follow` needs of the model's hidden states `hidden`. May enqueue a copy, but no other work. Called
         before logits are computed, also in steps that the drafter does not follow."""
         return None
 
     def follow(self, step: StepInputs, kept: Any) -> None:
-        """Enqueue the drafter's own computation of a step, after sampling, with the result of `keep`. Must not change the
-        step or upload."""
+        """Enqueue the drafter's own computation of a step, after its sampling. `kept`: result of `keep`. Must not change the
+        step's inputs or upload data."""
 
     def propose(self, rows: Sequence[ScheduledRow]) -> None:
-        """Enqueue the rounds that make draft tokens for `rows`, after their step has been sampled."""
+        """Enqueue the rounds that make draft tokens for `rows`. Called after sampling of their step has been enqueued."""
 
 
 class ProposalGraphs(Protocol):
     def replay(self, num_rows: int) -> bool:
-        """Enqueue a round that was captured for `num_rows` or more. Return False if none was."""
+        """Enqueue a captured round for `num_rows` or more rows. Return False if there is none."""
         ...
 
 
@@ -56,7 +56,7 @@ class NoProposalGraphs:
 
 
 class Round:
-    """One kind of draft round. `compute`: enqueues a round for the first rows of `Wanting`. `graphs`: captured rounds."""
+    """One kind of draft round. `compute`: enqueues a round for the first rows of `Wanting`. `graphs`: its captured graphs."""
 
     def __init__(self, compute: Callable[[int], None]) -> None:
         self.compute = compute
@@ -68,7 +68,7 @@ class Round:
 
 
 class Wanting:
-    """Rows that get draft tokens after a step, those with most draft tokens first. `number` [1]: index of the current round."""
+    """Rows that get draft tokens after a step, sorted by descending number. `number` [1]: index of the current round."""
 
     def __init__(self, inputs: Inputs, sampler: Sampler) -> None:
         self._inputs = inputs
@@ -79,7 +79,7 @@ class Wanting:
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, rows: Sequence[ScheduledRow]) -> list[int]:
-        """Return the number of `rows` that get a draft token in each round. Their step has been sampled."""
+        """Start the rounds for `rows`, whose step has been sampled. Return the number of participating rows of each round."""
         wanting = sorted((row for row in rows if row.num_proposed), key=lambda row: -row.num_proposed)
         if not wanting:
             return []
@@ -91,17 +91,17 @@ class Wanting:
         return [sum(count > nth for count in counts) for nth in range(counts[0])]
 
     def ids(self, num_rows: int) -> Tensor:
-        """Return the last draft or sampled ids of the first `num_rows` rows, [num_rows] int64."""
+        """Return the latest token id of the first `num_rows` rows, [num_rows] int64: the last draft token or sampled token."""
         return self._ids[:num_rows]
 
     def rows(self, num_rows: int) -> Tensor:
-        """Return the first `num_rows` rows, [num_rows] int64, with -1 for rows without a draft token in this round."""
+        """Return the first `num_rows` rows, [num_rows] int64; -1 for rows that get no draft token in this round."""
         rows, counts = self._rows[:, :num_rows]
         return torch.where(self.number < counts, rows, -1)
 
     def draw(self, rows: Tensor, logits: Tensor, positions: Tensor) -> None:
-        """Sample a draft token for each of `rows` from logits [num_rows, V], at positions [num_rows] int64, with the row's
-        parameters and noise. This ends the round."""
+        """Sample a draft token for each of `rows` from `logits` [num_rows, V], with the row's parameters and noise. `positions`
+        [num_rows] int64. Store the tokens and end the round."""
         ids = self._sampler.guessing().draw(logits, rows.to(torch.int32), positions)
         self._ids[: len(rows)] = ids
         self._inputs.put_drafts(rows, self.number, ids)

@@ -1,7 +1,7 @@
-"""Encoding: encoder outputs of images, audio and video on the device, by key, and their placement at the positions of a step.
+"""Encoding: encoder outputs of images, audio and video on the device. Steps use them as embeddings at the media's positions.
 
-Encoders run in parallel with steps, which use outputs that are complete at launch. A dropped output stays in memory until
-the steps launched before have finished. An item that cannot be encoded ends only its own sequence."""
+Encoders run in parallel with steps. A step uses only outputs that are complete at its launch. A dropped output stays in memory
+until earlier steps have finished. An item that cannot be encoded ends only its own sequence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EncoderOutputs = Mapping[bytes, Tensor]
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """An item that is or was encoded. `outputs` [N, W], once `done`."""
+    """A media item that is being encoded or was encoded. `outputs` [N, W]: encoder outputs, set when `done` has completed."""
 
     work: EncoderWork
     done: asyncio.Future[None]
@@ -43,7 +43,7 @@ class _Item:
 
 
 class Encoding:
-    """Encoder outputs of a runner. All methods except `embedded` are called on the event loop."""
+    """Encoder outputs of a runner. Call all methods on the event loop, except `embedded`."""
 
     def __init__(self, model: Model, lane: Lane, device: torch.device) -> None:
         self._model = model
@@ -52,16 +52,16 @@ class Encoding:
         self._items: dict[bytes, _Item] = {}
 
     def refuse(self, batch: ScheduledBatch) -> None:
-        """Raise ValueError if the batch has encoder work but the model has no encoder."""
+        """Raise ValueError if `batch` has encoder work but the model has no encoder."""
         if self._model.encoder is None and any(EMBEDS not in work.item.inputs for work in batch.encoder_work):
             numbers = sorted({work.number for work in batch.encoder_work})
             raise ValueError(f"encoder work for sequences {numbers}: this model has no encoder")
 
     def start(self, batch: ScheduledBatch) -> list[asyncio.Future[None]]:
-        """Drop the outputs that the batch evicts, and submit its encoder work.
+        """Drop the outputs of `batch.encoder_drops`, and submit the encoder work of `batch`.
 
-        Return one future per EncoderWork, in order, done when its outputs are ready. It raises RowFailed if the item cannot
-        be encoded, or the device's error."""
+        Return one future per EncoderWork, in order, done when its outputs are ready. A future raises RowFailed if the item
+        cannot be encoded, or the device's error."""
         self.refuse(batch)
         for key in batch.encoder_drops:
             dropped = self._items.pop(key, None)
@@ -75,7 +75,7 @@ class Encoding:
         return [item.done for item in items]
 
     def _begin(self, items: list[_Item]) -> None:
-        """Start encoding `items`, which are of one modality and either all or none given as embeddings."""
+        """Start encoding `items`, which have the same modality. Either all of them are embeddings (EMBEDS), or none is."""
 
         def encode() -> list[Tensor]:
             wanted = [item for item in items if item.is_wanted]
@@ -110,7 +110,7 @@ class Encoding:
             item.done.set_exception(error if is_lost else RowFailed(item.work.number))
 
     def outputs(self, batch: ScheduledBatch) -> EncoderOutputs:
-        """Return the encoder outputs of the batch's rows, by key."""
+        """Return the encoder outputs that the rows of `batch` need, by key."""
         of_rows = [row.media for row in batch.rows if row.media is not None]
         keys = [span.key for media in of_rows for span in media.spans]
         keys += [media.crossed for media in of_rows if media.crossed is not None]
@@ -122,8 +122,8 @@ class Encoding:
         return found
 
     def embedded(self, step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
-        """Return `step` with encoder outputs as embeddings at their positions or for cross-attention, and the groups of tokens
-        that all attend to each other."""
+        """Return `step` with the encoder outputs `given` added: as embeddings at their positions, or for cross-attention. Also
+        set the groups of tokens that all attend to each other."""
         step = _crossed(step, rows, given)
         tokens: list[int] = []
         outputs: list[Tensor] = []
@@ -157,7 +157,7 @@ class Encoding:
 
 
 def _crossed(step: ForwardStep, rows: Sequence[ScheduledRow], given: EncoderOutputs) -> ForwardStep:
-    """Return `step` with the encoder outputs of rows for cross-attention, whose metadata has a request per token."""
+    """Return `step` with the encoder outputs that its rows store for cross-attention."""
     stops = accumulate(row.num_tokens for row in rows)
     begun = [
         (given[row.media.crossed], _table(step, row, stop - row.num_tokens))

@@ -1,12 +1,12 @@
-"""HeadDrafter: draft tokens from layers that read the model's hidden states (`models/draft_head.py`).
+"""HeadDrafter: makes draft tokens with extra layers that read the model's hidden states (`models/draft_head.py`).
 
-After each step the head computes the step's tokens, at the same positions and in its own blocks of the same tables. Its input
-is the model's hidden state and the following token, which is in the step or was just sampled. For a chunk of a prompt the host
-supplies the token after the chunk. The output at a row's last token is the first draft token; the head's hidden state is the
-input of the next.
+After each step the head computes the step's tokens, at the same positions and in its own blocks of the same tables. Its inputs at
+a token are the model's hidden state and the following token, which is in the step or was just sampled. For a chunk of a prompt,
+the host supplies the token after the chunk. The head's output at a row's last token is the first draft token; its hidden state
+there is the input of the next.
 
-KV of rejected draft tokens is overwritten by the next step. If a row starts after blocks from the prefix cache, the head's
-KV of the last cached token was computed with the token that followed in the earlier sequence."""
+KV of rejected draft tokens is overwritten by the next step. The head's KV of the last token of a cached prefix depends on the
+token that followed in an earlier sequence. This affects draft tokens only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runtime.sample.sampler import Sampler
 
 
 class HeadDrafter(Drafter):
-    """Drafter that uses a draft head. `kv_caches`: the head's own."""
+    """Drafter that uses a draft head. `kv_caches`: KV caches of the head's layers."""
 
     follows = True
 
@@ -50,14 +50,14 @@ class HeadDrafter(Drafter):
         self._known[row] = binding.prompt_ids, binding.output_ids
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """Store the token after each prompt chunk as the row's last sampled token; a chunk samples none."""
+        """Store the token after each prompt chunk as its row's last sampled token, because the row samples none."""
         behind = [(row.row, token) for row in rows if (token := self._behind(row)) is not None]
         if behind:
             pieces, ids = index_on(self._last.device, list(zip(*behind, strict=True)))
             self._inputs.last_ids[pieces] = ids
 
     def _behind(self, row: ScheduledRow) -> int | None:
-        """Return the known token after the row's tokens, if the row does not sample; otherwise None."""
+        """Return the known token after the row's tokens. None if the row samples."""
         if isinstance(row.work, Sample):
             return None
         prompt, output = self._known[row.row]

@@ -1,6 +1,6 @@
 """Host tables: the block tables of all rows on the host, in the kernels' block numbers.
 
-Written in launch order. A table of recurrent states has one entry per row. Has numbers only, no device."""
+They are written in launch order. A table of recurrent states has one entry per row. Uses no device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Update(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """Mapping of pool blocks to a table. A pool block is `size` kernel blocks, each next to `num_sub_slots` - 1 of other
-    layers."""
+    """Mapping of pool blocks to entries of a block table. A pool block contains `size` kernel blocks. Next to each are
+    `num_sub_slots` - 1 kernel blocks of other layers."""
 
     table: int
     size: int
@@ -36,7 +36,7 @@ class _Table(NamedTuple):
 
 
 class TableUpdates:
-    """Updates of block tables in the kernels' block numbers. `shape`: [tables, max_num_seqs, maximum entries]."""
+    """Conversion of new pool blocks to block table updates. `shape`: [tables, max_num_seqs, maximum entries]."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int, max_model_len: int) -> None:
         size = layout.block_size // layout.kernel_block_size
@@ -82,11 +82,11 @@ class HostBlockTables:
             self.entries[table, row, first : first + len(ids)] = ids
 
     def slot_mapping(self, token_rows: Int64s, positions: Int64s) -> Int64s:
-        """Return KV slots [tables without states, T] of tokens, given the row and the position of each, both [T]."""
+        """Return KV slots [tables without states, T] of T tokens. `token_rows`, `positions` [T]: row and position of each."""
         entries = positions // self._block_size
         blocks = self._flat.take(token_rows * self.entries.shape[2] + entries, axis=1)
         return (blocks - entries) * self._block_size + positions
 
     def states(self, rows: Int64s) -> Int64s | tuple[()]:
-        """Return state entries [tables of states, B] of rows [B]."""
+        """Return the state entries [tables of states, B] of `rows` [B]."""
         return self._states.take(rows, axis=1).astype(np.int64) if len(self._states) else ()

@@ -1,8 +1,8 @@
 """Input buffers: inputs of a step on a CPU, in the model's layout, and the per-row tables that persist between steps.
 
-`last_ids` has the last sampled id of each row and `num_computed` its length, so the next step does not wait for the host's
-bookkeeping. The computing thread writes them in launch order, so they are consistent with the step that reads them. numpy
-instead of torch: after a step, whose weights have filled the caches, a first torch operation takes as long as five of numpy."""
+`last_ids` contains the last sampled id of each row and `num_computed` its number of computed tokens, so the next step does not
+wait for the host. The worker thread writes them in launch order, so they match the step that reads them. They use numpy: after
+a step, whose weights have filled the caches, a first torch operation takes as long as five numpy operations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runtime.runner.step_inputs import (
 
 
 class InputBuffers:
-    """Inputs of steps on a CPU. `kv_caches`: the model's. `max_proposed`: maximum draft tokens per row from a drafter."""
+    """Inputs of steps on a CPU. `kv_caches`: of the model's layers. `max_proposed`: maximum draft tokens per row."""
 
     def __init__(
         self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = (),
@@ -124,7 +124,7 @@ class InputBuffers:
         self.draft_ids[rows, nth] = ids
 
     def behind(self, rows: torch.Tensor, ids: torch.Tensor, offset: torch.Tensor) -> ForwardStep:
-        """Return a forward step of one more token for each row, without padding."""
+        """Return a forward step of one more token for each of `rows`, without padding. See `Inputs.behind`."""
         row_ids: Int64s = rows.numpy()
         positions = self._num_computed[row_ids] + offset.numpy()
         max_seq_len = int(positions.max()) + 1
@@ -146,14 +146,14 @@ class InputBuffers:
         )
 
     def _entries(self, row_ids: Int64s, max_seq_len: int) -> Iterator[Int32s]:
-        """Yield for each block table the entries of `row_ids` that they attend to: [B, entries]."""
+        """Yield for each block table the entries that `row_ids` [B] attend to: [B, entries]."""
         for table, num_outputs in zip(self._tables.entries, self._num_outputs, strict=True):
             yield table[row_ids, : -(-(num_outputs or max_seq_len) // self._block_size)]
 
     def _seen(
         self, by_table: Sequence[ops.AttentionMeta], positions: Int64s, starts: Int64s
     ) -> tuple[ops.AttentionMeta, ...]:
-        """Return attention metadata in the form that the layers read. `starts`: position of each row's first token."""
+        """Return attention metadata per block table, as the layers read it. `starts`: position of each row's first token."""
 
         def num_pieces(chunk: int) -> int:
             return int(len(starts) + np.sum(positions % chunk == 0) - np.sum(starts % chunk == 0))
@@ -162,7 +162,7 @@ class InputBuffers:
         return seen_across(by_table, self._num_outputs, len(positions))
 
     def _starts(self, rows: Sequence[ScheduledRow], row_ids: Int64s) -> Int64s:
-        """Update the tables with new sequences and restarts, and return the position of each row's first token, [B]."""
+        """Write new sequences and restarts to the tables. Return the position of each row's first token, [B]."""
         for row in rows:
             if row.binding is not None:
                 self._num_computed[row.row] = row.binding.num_computed
@@ -175,7 +175,7 @@ class InputBuffers:
         return self._num_computed[row_ids]
 
     def _ids(self, rows: Sequence[ScheduledRow], ends: list[int], row_ids: Int64s) -> Int64s:
-        """Return the step's input ids: known ids, draft tokens, and the last sampled ids of rows that are one id short."""
+        """Return the input ids of a step: known ids and draft tokens. If a row is one id short, insert its last sampled id."""
         flat: list[int] = []
         late_tokens: list[int] = []
         late_rows: list[int] = []

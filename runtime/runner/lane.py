@@ -1,6 +1,6 @@
-"""Lane: executes the work of steps in order and notifies the event loop. Provided by the platform.
+"""Lane: executes the work of steps in launch order, and notifies the event loop when it ends. Each platform implements it.
 
-It is a computing thread, or a device queue that the event loop fills; a runner is independent of the choice."""
+A lane is a worker thread on a CPU, or a device queue that the event loop fills. The runner is the same for both."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """First part of a step in progress.
+    """First part of a step, such as its forward pass, after it was submitted.
 
-    `value`: for later work of the lane; returns the part's result or raises its error. `done`: ready when all work submitted
-    so far has run; may cost an event. `started`: internal to the lane."""
+    `value`: function for later work of the lane; returns the part's result or raises its error. `done`: function that returns
+    an event, set when all work submitted so far has run; it may cost time. `started`: internal to the lane."""
 
     value: Callable[[], Any]
     done: Callable[[], GpuEvent]
@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """Whole step in progress. Once `done`: `value` returns the result of its work, and `idle_before_s` the idle time of the
-    device before it, None if unknown."""
+    """A step that has been submitted completely. After `done`, `value` returns the result of its work, and `idle_before_s`
+    returns how many seconds the device was idle before the step, or None if unknown."""
 
     value: Callable[[], Any]
     done: GpuEvent
@@ -37,14 +37,14 @@ class Launched(NamedTuple):
 
 
 class Lane(Protocol):
-    """Interface of a lane. Called on the event loop."""
+    """Interface of a lane (see the module). Call it on the event loop."""
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
-        """Submit the first part of a step. `opens` False: submit work between the parts of other steps."""
+        """Submit the first part of a step. If `opens` is False, the work is not a step's beginning and runs between steps."""
         ...
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
-        """Submit the rest of a step, or all of it. `brief`: the step is so short that a thread may busy-wait for its end."""
+        """Submit the rest of a step after `behind`, or a whole step. `brief`: a thread may busy-wait for the end of the step."""
         ...
 
     def beside(self, work: Callable[[], Sequence[Tensor]], name: str = "encoder") -> asyncio.Future[Any]:
@@ -55,30 +55,30 @@ class Lane(Protocol):
         ...
 
     def fault_beside(self, error: BaseException) -> Fault:
-        """Classify an error of `beside` work, as `fault` does."""
+        """Return the severity of an error that `beside` work raised. See `fault`."""
         ...
 
     def ids_to_host(self, ids: Tensor) -> Tensor:
-        """Start copying a step's ids [n] int64 to the host, within the step's work. The host must read them before as many
-        further steps are launched as can be in flight."""
+        """Start copying a step's ids [n] int64 to the host, and return the host tensor. Read it before the next steps are
+        launched, because its memory is reused. Called within the step's work."""
         ...
 
     def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
-        """Return a function that returns `read()`, which reads host tensors, once the step is done. Called in a step's work."""
+        """Return a function that returns the result of `read`, which reads host tensors. It is called when the step is done."""
         ...
 
     def synchronize(self) -> None:
-        """Block the building thread until all its computations are done."""
+        """Block the calling thread until all its computations on the device have run."""
         ...
 
     def fault(self, error: BaseException) -> Fault:
-        """Classify an error of a step, raised when it was submitted or awaited. Does not wait."""
+        """Return the severity of an error that was raised when a step was submitted or awaited. Does not wait."""
         ...
 
     async def close(self) -> bool:
-        """Close. Return False if a computation did not end; its device must not be used again."""
+        """Close the lane. Return False if a computation did not end. The device must then not be used again."""
         ...
 
     def stop(self) -> None:
-        """Close the lane of a runner that never served."""
+        """Close the lane of a runner that has never executed a step."""
         ...

@@ -1,8 +1,8 @@
-"""LookupDrafter: n-gram draft tokens on the device. A row's draft is the continuation of an earlier occurrence of its last
-tokens, in prompt or output. The host gets draft ids only after verification, so steps are still launched one ahead.
+"""LookupDrafter: n-gram draft tokens on the device. They are the tokens that followed an earlier occurrence of the row's last
+tokens, in prompt or output. The host gets draft ids only after verification, so the next step is launched without waiting.
 
-It stores each row's text: the end of the prompt, then accepted and sampled ids, appended by a few small kernels in each
-step."""
+The drafter stores each row's text: the end of the prompt, then accepted and sampled ids. A few small kernels append them in
+each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.speculate.gram_index import MAX_PROMPT
 
 
 class LookupDrafter(Drafter):
-    """Drafter that looks up n-grams in the row's own text."""
+    """Drafter that looks up n-grams in the row's own prompt and output."""
 
     follows = True
 

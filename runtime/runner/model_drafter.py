@@ -1,9 +1,9 @@
-"""ModelDrafter: runs a separate draft model after each step.
+"""ModelDrafter: makes draft tokens by running a separate draft model after each step.
 
-The draft model computes every step's tokens like the model, at the same positions and in its own blocks of the same tables.
-So prompts, chunks, prefix cache hits and rejected draft tokens need no special case. For rows that need draft tokens it then
-decodes further: one token at a time, sampled with the row's own parameters and noise of (seed, position), so a draft token
-most likely equals the model's sample. Penalties are omitted, because they count sampled tokens only."""
+The draft model computes the same tokens as the model in every step, at the same positions and in its own blocks of the same
+tables. Prompts, chunks, prefix cache hits and rejected draft tokens therefore need no special case. It then generates draft
+tokens one at a time, sampled with the row's parameters and noise of (seed, position), so that a draft token is likely to equal
+the model's sample. Penalties are omitted, because they count sampled tokens only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.speculate.config import LookupLengths
 def drafter_of(
     model: Model, kv_caches: Sequence[LayerKV], inputs: Inputs, sampler: Sampler, lookup: LookupLengths | None
 ) -> Drafter:
-    """Return the drafter of `model`. Without `lookup`, a draft model and a draft head, it makes no draft tokens."""
+    """Return the drafter of `model`. It makes no draft tokens without `lookup`, a draft model or a draft head."""
     if lookup is not None:
         return LookupDrafter(lookup, inputs)
     if not isinstance(model, ModelPair):
@@ -38,7 +38,7 @@ def drafter_of(
 
 
 class ModelDrafter(Drafter):
-    """Drafter that uses a draft model. `kv_caches`: the draft model's own."""
+    """Drafter that uses a draft model. `kv_caches`: KV caches of the draft model's layers."""
 
     follows = True
 

@@ -1,7 +1,7 @@
 """RankWorker: the thread that computes one rank's steps.
 
-Each step runs within the collective of the same step on all ranks, between receiving from the previous pipeline stage and
-sending to the next."""
+All ranks run the same step together. Each first receives from the previous pipeline stage, then computes, then sends to the
+next stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RankWorker(Worker):
-    """Worker thread of a rank. `ways`: links of its stage, if there are several stages. `stage`: its stage, set at start-up."""
+    """Worker thread of a rank. `ways`: links between pipeline stages; None if there is one stage. `stage`: set at start-up."""
 
     def __init__(self, rank: HostRank, ways: Ways | None = None) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class RankWorker(Worker):
         return 0 if self.ways is None else self.ways.number
 
     def has(self, tables: RowTables) -> None:
-        """Set the tables of the runner whose steps this thread computes."""
+        """Set the row tables of the runner whose steps this thread computes."""
         if self.stage is not None:
             self.stage.tables = tables
 
     def has_gone(self) -> None:
-        """Fail the waits of other ranks for this rank, which has ended."""
+        """Report to other ranks that this rank has ended. Their waits for it then fail with an error."""
         rank, where = self.rank, []
         if rank.size > 1:
             where.append(f"rank {rank.number} of {rank.size}")
@@ -46,7 +46,7 @@ class RankWorker(Worker):
             group.end(", ".join(where))
 
     def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Return `work` wrapped in the meeting of its step, see `Worker`. Every rank gets the same steps in the same order."""
+        """Return `work` wrapped so that it runs together with the same step's work on all ranks. See `Worker.of_step`."""
         meeting, stage = self.rank.group.claim(self.rank.number), self.stage
         if stage is None:
             return lambda: self.rank.within(meeting, work)
@@ -55,8 +55,8 @@ class RankWorker(Worker):
 
 
 async def on_every_rank(workers: Sequence[RankWorker], work: Callable[[RankWorker], T]) -> list[T]:
-    """Run `work` on each rank's thread, within one meeting of its stage and one of all, and return the results in rank
-    order. Raises a rank's error."""
+    """Run `work` on the thread of every rank at the same time, as in a step. Return the results in rank order. If ranks raise,
+    raise one of their errors."""
 
     async def of(worker: RankWorker) -> T:
         rank, everyone = worker.rank, worker.rank.everyone

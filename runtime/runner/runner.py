@@ -1,8 +1,8 @@
-"""ModelRunner: executes a scheduled batch by calling its parts in order.
+"""ModelRunner: executes a scheduled batch on the device.
 
-Bind rows, copy blocks, fill inputs; then replay a captured step, or run the model's forward pass, prompt log-probabilities,
-pooling, logits and sampling; then copy results to the host. It is independent of model, features and device: the lane
-decides where work runs and how its end is detected."""
+It binds rows, copies blocks and fills inputs. It then replays a captured step, or runs the forward pass, prompt
+log-probabilities, pooling, logits and sampling. Finally it copies results to the host. It does not depend on the model,
+features or device: the lane (see `lane.py`) executes the work and detects its end."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _BRIEF = 1024  # steps of fewer tokens are awaited by busy-waiting if nothing el
 
 
 class Sampled(NamedTuple):
-    """Result of sampling: ids [S] int64, their logits [S, V], their positions [S] int64 in the sequences, and the draft
-    tokens in the step, if any."""
+    """Result of sampling S logits rows. `ids` [S] int64: sampled ids. `logits` [S, V]. `positions` [S] int64: positions of the
+    ids in their sequences. `drafts`: draft tokens of the step, or None."""
 
     ids: Tensor
     logits: Tensor
@@ -54,8 +54,8 @@ class Sampled(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A step after sampling its unmasked rows and pooling. `logits_of`: rows in the order of their logits, as in StepInputs.
-    `starts`, `stops`: range of logits rows of each."""
+    """A step after pooling and after sampling of its unmasked rows. `logits_of`: scheduled rows that have logits, in order.
+    `starts`, `stops`: range of logits rows of each scheduled row."""
 
     logits_of: tuple[ScheduledRow, ...]
     sampled: Sampled
@@ -71,7 +71,7 @@ class Computed(NamedTuple):
         cls, rows: tuple[ScheduledRow, ...], sampled: Sampled, prompt_logprobs: PromptLogprobs | None = None,
         pooled: PooledRows | None = None,
     ) -> Computed:  # fmt: skip
-        """Return the results of `rows`, in order. Each row has one logits row, plus one for each draft token."""
+        """Return the step of `rows`. Each has one row of logits, plus one for each draft token, in this order."""
         starts: Sequence[int] = range(len(rows))
         stops: Sequence[int] = range(1, len(rows) + 1)
         if sampled.drafts is not None:
@@ -81,7 +81,7 @@ class Computed(NamedTuple):
 
     @classmethod
     def by_token(cls, rows: tuple[ScheduledRow, ...], sampled: Sampled) -> Computed:
-        """Return the results of `rows` in a step that has logits for every token. The last ones of a row are sampled."""
+        """Return the step of `rows` if every token has logits. Only the last logits rows of each scheduled row are sampled."""
         stops = list(accumulate(row.num_tokens for row in rows))
         starts = [stop - 1 - num_drafts(row) for row, stop in zip(rows, stops, strict=True)]
         return cls(rows, sampled, starts, stops)
@@ -92,13 +92,13 @@ Capturable = Callable[[StepInputs], tuple["Sampled", Any, Callable[[], None] | N
 
 class Graphs(Protocol):
     def replay(self, rows: tuple[ScheduledRow, ...], *, follows: bool) -> Computed | None:
-        """Enqueue the captured step that fits `rows`, and if `follows`, the drafter's graph; return None if no graph fits.
+        """Enqueue the captured graph that fits `rows`, and the drafter's graph if `follows`. Return None if no graph fits.
 
-        The outputs are overwritten by the next replay."""
+        The next replay overwrites the outputs."""
         ...
 
     def capture_next(self, capturable: Capturable, *, idle: bool) -> asyncio.Future[Any] | None:
-        """Start capturing one missing graph, as `Runner.capture_next` does."""
+        """Start capturing one missing graph. See `Runner.capture_next`."""
         ...
 
 
@@ -111,7 +111,7 @@ class NoGraphs:
 
 
 class Outputs(NamedTuple):
-    """Results of a step that can be read when it is done."""
+    """Functions that return the results of a step. Call them when the step is done."""
 
     result: Callable[[], StepResult]
     prompt_logprobs: Callable[[], list[list[TokenLogprobs] | None]]
@@ -123,7 +123,7 @@ class ModelRunner:
         self, model: Model, cache: KVCache, inputs: Inputs, sampler: Sampler, lane: Lane, graphs: Graphs,
         lookup: LookupLengths | None = None, *, pools: bool = False,
     ) -> None:  # fmt: skip
-        """Create a runner. `lookup`: n-gram settings for drafts on the device. `pools`: captured steps do not sample."""
+        """Create a runner. `lookup`: settings of n-gram drafts on the device. `pools`: captured steps end at hidden states."""
         self._model = model
         self._cache = cache
         self._inputs = inputs
@@ -188,7 +188,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:
-        """Run one step without a graph on the calling thread and wait for it. Used for warm-up."""
+        """Run one step without a graph on the calling thread, and wait for its end. Used for warm-up."""
         rows = self._bound(batch)
         self.compute(self._inputs.fill(rows), rows)
         self._lane.synchronize()
@@ -199,8 +199,8 @@ class ModelRunner:
     def capturable(self, step: StepInputs) -> tuple[Sampled, Any, Callable[[], None] | None]:
         """Enqueue the part of a step that a graph can contain: everything except optional outputs of rows, such as logprobs.
 
-        Return the sampled tokens, the hidden states, and a function that enqueues the drafter's part for a separate graph,
-        or None."""
+        Return the sampled tokens, the hidden states, and a function that enqueues the drafter's part (for a separate graph) or
+        None."""
         hidden = self._model.forward(step.forward)
         kept = self.drafter.keep(hidden)
         sampled = self._sampled(step, hidden) if self._captures_samples else self._nothing
@@ -220,8 +220,8 @@ class ModelRunner:
         logits: Tensor | None = None  # logits of sampled tokens
 
         def logits_of(tokens: Tensor) -> Tensor:
-            """Return logits of prompt tokens. The first call also computes the logits to be sampled, because the head's
-            weights are then read only once."""
+            """Return logits of prompt `tokens`. The first call also computes the logits for sampling, so that the head's
+            weights are read only once."""
             nonlocal logits
             if logits is not None or not samples or step.logit_tokens is None:
                 return self._model.compute_logits(hidden, tokens)
@@ -237,7 +237,7 @@ class ModelRunner:
         return Computed.of(step.logits_of if samples else (), sampled, prompt_logprobs, pooled)
 
     def _sampled(self, step: StepInputs, hidden: Any, logits: Tensor | None = None) -> Sampled:
-        """Sample the step. `logits`: if computed already."""
+        """Sample the step. `logits`: logits of the step if already computed, or None."""
         if logits is None:
             logits = self._model.compute_logits(hidden, step.logit_tokens)
         ids = self._sampler.sample(logits, step.sample_rows, step.sample_positions, self._inputs.last_ids, step.drafts)
@@ -269,7 +269,7 @@ class ModelRunner:
         )
 
     def _bound(self, batch: ScheduledBatch) -> tuple[ScheduledRow, ...]:
-        """Bind new sequences in all per-row tables, load adapters, copy blocks. Return the step's rows in computing order."""
+        """Write new sequences to all per-row tables, load adapters and copy blocks. Return the rows in computing order."""
         rows = self._inputs.arranged(batch.rows)
         for load in batch.adapter_loads:
             assert self._model.adapters is not None
@@ -301,7 +301,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def whole(self, batch: ScheduledBatch, outputs: EncoderOutputs = NO_OUTPUTS) -> Outputs:
-        """Compute a step without masked rows on the calling thread. A step of block copies alone has no rows."""
+        """Compute a step without masked rows on the calling thread. A batch without rows only copies blocks."""
         if not batch.rows:
             self._bound(batch)
             return Outputs(lambda: StepResult([]), list)
@@ -327,8 +327,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _snapshot(self, batch: ScheduledBatch, computed: Computed) -> Computed:
-        """Copy the logits of masked rows that will be sampled later, since the next step overwrites them. Logits after draft
-        tokens are dropped."""
+        """Return a copy of the logits of the rows in `batch`, which are sampled later, since the next step overwrites them.
+        Logits at draft tokens are dropped."""
         wanted = {row.row for row in batch.rows}
         chosen = [
             (row, start) for row, start in zip(computed.logits_of, computed.starts, strict=True) if row.row in wanted
@@ -343,7 +343,7 @@ class ModelRunner:
         return Computed.of(rows, Sampled(ids[index], logits[index], positions[index]))
 
     def _sampled_masked(self, batch: ScheduledBatch, computed: Computed, masks: RowMasks) -> Computed:
-        """Sample masked rows with their masks. The sampler skipped them before, so this updates penalty counts and last ids."""
+        """Sample masked rows with their `masks`, and update penalty counts and last ids, which earlier sampling left unchanged."""
         rows = batch.sampled_by(computed.logits_of)
         if not masks.rows:
             return computed._replace(logits_of=rows)
@@ -396,8 +396,8 @@ def read_result(
     batch: ScheduledBatch, rows: tuple[ScheduledRow, ...], spans: tuple[Sequence[int], Sequence[int]], ids: Tensor,
     guesses: Tensor | None, logprobs: StepLogprobs | None, pooled: PooledRows | None,
 ) -> StepResult:  # fmt: skip
-    """Return the step's result. `spans`: start and end of the sampled logits rows of each of `rows`. `guesses`: draft ids as
-    in `Drafts.ids`, if some were only on the device. The tensors must be computed."""
+    """Return the result of a step whose tensors have been computed. `spans`: (starts, stops) of the sampled logits rows of each
+    row. `guesses`: draft ids as in `Drafts.ids` if some were only on the device, else None."""
     drawn = ids.tolist()
     if len(drawn) == len(rows):
         tokens = {row.row: [token_id] for row, token_id in zip(rows, drawn, strict=True)}

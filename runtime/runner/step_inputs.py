@@ -1,6 +1,6 @@
 """StepInputs: tensors that the model and the sampler read in one step, including draft tokens.
 
-Independent of the device: an `Inputs` fills the tensors."""
+Independent of the device. Each device has its own implementation of `Inputs`, which fills the tensors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from runtime.runner.host_tables import Int64s
 
 
 class StepInputs(NamedTuple):
-    """Inputs of a step with S logits rows.
+    """Inputs of a step with S rows of logits.
 
-    `logits_of`: the scheduled row of each logits row, in order; a row without samples may have one. logit_tokens [S] int64:
-    token of the step for each logits row, None if every token has one. sample_rows [S] int32: the row that is sampled, -1
-    for none; sample_positions [S] int64: position of the sampled token. `drafts`: draft tokens, None if there are none. rows
-    [R]: rows of the step, -1 for padding. query_start_loc [R + 1]: first token of each row."""
+    `logits_of`: scheduled rows that have logits, in order. `logit_tokens` [S] int64: index in the step of the token of each
+    logits row; None if every token has logits. `sample_rows` [S] int32: row that is sampled, or -1. `sample_positions` [S]
+    int64: position of the sampled token. `drafts`: draft tokens, or None. `rows` [R]: device rows of the step, -1 for padding.
+    `query_start_loc` [R + 1]: index of the first token of each row."""
 
     forward: ForwardStep
     logits_of: tuple[ScheduledRow, ...]
@@ -39,11 +39,11 @@ class StepInputs(NamedTuple):
 
 
 class Inputs(Protocol):
-    """Builder of a step's input tensors, with per-row tables that persist between steps. Called in launch order.
+    """Builder of a step's input tensors, with per-row tables that persist between steps. Call it in launch order.
 
-    last_ids [max_num_seqs] int64: last sampled id of each row, an input of the next step. num_computed [max_num_seqs],
-    integers: number of its tokens in the KV cache after all filled steps; rejected draft tokens are subtracted later.
-    draft_ids [max_num_seqs, D] int64: draft tokens from a drafter, of which the next step uses some."""
+    `last_ids` [max_num_seqs] int64: last sampled id of each row, an input of the next step. `num_computed` [max_num_seqs],
+    integers: number of each row's tokens in the KV cache after all filled steps, less rejected draft tokens once known.
+    `draft_ids` [max_num_seqs, D] int64: draft tokens from a drafter; the next step may use only some of them."""
 
     @property
     def last_ids(self) -> Tensor: ...
@@ -57,21 +57,21 @@ class Inputs(Protocol):
         ...
 
     def fill(self, rows: tuple[ScheduledRow, ...]) -> StepInputs:
-        """Return the inputs of a step with `rows`, in computing order. They are valid until the next call."""
+        """Return the inputs of a step with `rows`, which are in computing order. They are valid until the next call."""
         ...
 
     def behind(self, rows: Tensor, ids: Tensor, offset: Tensor) -> ForwardStep:
-        """Return a step with one more token for each of `rows` [B] int64 (-1: padding, at the end): `ids` [B] int64, at
+        """Return a step of one more token for each of `rows` [B] int64 (-1: padding, at the end): token `ids` [B] int64, at
         `offset` [1] int64 after the row's first uncomputed position. All tensors stay on the device; no table changes."""
         ...
 
     def put_drafts(self, rows: Tensor, nth: Tensor, ids: Tensor) -> None:
-        """Store `ids` [B] int64 as draft token number `nth` [1] int64 of `rows` [B] int64 (-1: none), all on the device."""
+        """Store `ids` [B] int64 as draft tokens of `rows` [B] int64 (-1: ignored). `nth` [1] int64: index of the draft token."""
         ...
 
 
 def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
-    """Return the token type of each of the step's tokens, or None if all are 0."""
+    """Return the token type of each token of the step, or None if all are 0."""
     given = [row.work.params.token_type_ids if type(row.work) is Pool else None for row in rows]
     if not any(given):
         return None
@@ -82,8 +82,8 @@ def token_types(rows: Sequence[ScheduledRow]) -> list[int] | None:
 
 
 def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | None:
-    """Return M-RoPE positions [3, T] of a step's tokens, or None if no row has media positions. `positions` [T]: for rows
-    without media."""
+    """Return M-RoPE positions [3, T] of a step's tokens, or None if no row has media positions. `positions` [T]: positions of
+    tokens in rows without media."""
     if not any(row.media is not None and row.media.rope_positions is not None for row in rows):
         return None
     by_axis = np.repeat(positions[None], 3, axis=0)
@@ -96,8 +96,8 @@ def rope_positions(rows: Sequence[ScheduledRow], positions: Int64s) -> Int64s | 
 def seen_across(
     by_table: Sequence[ops.AttentionMeta], num_outputs: Sequence[int | None], num_tokens: int
 ) -> tuple[ops.AttentionMeta, ...]:
-    """Return attention metadata by block table. Tables with `num_outputs` are for cross-attention to that many encoder
-    outputs."""
+    """Return `by_table`, attention metadata per block table, changed for cross-attention. `num_outputs`: number of encoder
+    outputs that a table's layers attend to; None: no cross-attention."""
     return tuple(
         meta if num is None else ops.across(meta, num_tokens, num)
         for meta, num in zip(by_table, num_outputs, strict=True)
@@ -108,8 +108,8 @@ def seen_in_chunks(
     by_table: Sequence[ops.AttentionMeta], chunks: Sequence[int | None], positions: Tensor, block_size: int,
     num_pieces: Callable[[int], int],
 ) -> tuple[ops.AttentionMeta, ...]:  # fmt: skip
-    """Return attention metadata by block table, cut into chunks for the layers that need it. `num_pieces`: upper bound of
-    requests that a chunk size makes of the step's."""
+    """Return `by_table`, attention metadata per block table, split into chunks for tables with chunked attention. `chunks`:
+    chunk size per table, or None. `num_pieces`: returns the maximum number of requests after splitting by a chunk size."""
     metas = list(by_table)
     for chunk in {chunk for chunk in chunks if chunk is not None}:
         tables = [table for table, of_table in enumerate(chunks) if of_table == chunk]
@@ -120,8 +120,8 @@ def seen_in_chunks(
 
 
 class LogitsRows(NamedTuple):
-    """Logits rows of a step with draft tokens: the rows that sample; `tokens` whose logits are computed; `rows` of these
-    tokens (-1 if the mask is late); `is_guess`: 1 for each token that is a draft token, else 0."""
+    """Logits rows of a step with draft tokens. `logits_of`: scheduled rows that sample. `tokens`: tokens whose logits are
+    computed. `rows`: row of each token, -1 if its mask is late. `is_guess`: 1 for each draft token, else 0."""
 
     logits_of: tuple[ScheduledRow, ...]
     tokens: list[int]
@@ -147,8 +147,8 @@ class LogitsRows(NamedTuple):
 def inputs_with_drafts(
     forward: ForwardStep, rows: Sequence[ScheduledRow], num_computed: Tensor, table_rows: Tensor, query_start_loc: Tensor
 ) -> StepInputs:  # fmt: skip
-    """Return the inputs of a step with draft tokens, each of which has logits. It uploads, so it cannot be captured.
-    `table_rows`, `query_start_loc`: as in a StepInputs."""
+    """Return the inputs of a step with draft tokens, all of which have logits. It uploads data, so it cannot be captured.
+    `table_rows`, `query_start_loc`: `rows` and `query_start_loc` of the StepInputs."""
     device = forward.positions.device
     wanted = LogitsRows.of(rows)
     tokens, is_guess = index_on(device, wanted.tokens), index_on(device, wanted.is_guess)

@@ -1,4 +1,4 @@
-"""Warm-up: runs real steps before the first request, to compile kernels and to let /health report a working model."""
+"""Warm-up: runs real steps before the first request. They compile kernels, and /health then reports a working model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POOLED = Pool(PoolingParams(pooling="mean", use_activation=True))  # pooling wor
 
 
 def work_of(model: Model, *, pools: bool = False) -> Work:
-    """Return the work of a warm-up row: sampling, or pooling with `pools` or for models that do not generate; None for a
+    """Return the work of a warm-up row: sampling, or pooling if `pools` or the model does not generate. None for a pipeline
     stage that is not last."""
     if model.spec.hands_on:
         return None
@@ -32,7 +32,7 @@ def adapter_slots_of(model: Model) -> tuple[int, ...]:
 def prompts(
     lengths: list[int], layout: KVLayout, num_blocks: int, work: Work = SAMPLE, adapter_slot: int = -1
 ) -> ScheduledBatch:
-    """Return a step of whole prompts, in rows 0, 1 and so on. They share blocks if there are too few."""
+    """Return a step of prompts with `lengths`, in rows 0, 1 and so on. If blocks are too few, the prompts share them."""
     blocks, rows = count(), []
     for row, length in enumerate(lengths):
         ids, new = (0,) * length, []
@@ -45,18 +45,18 @@ def prompts(
 
 
 def with_a_short_one(lengths: list[int], max_num_seqs: int) -> list[int]:
-    """Return prompt lengths that end with one prompt of two tokens, or nothing if it does not fit.
+    """Return `lengths` with one prompt of two tokens at the end, or [] if it does not fit.
 
-    A special kernel may compute short rows of large uncaptured steps, such as those with media; this warms it up."""
+    A special kernel may compute short rows of large steps without a graph, such as steps with media. This warms it up."""
     first, *others = lengths
     return [first - 2, *others[: max_num_seqs - 2], 2] if first > 3 and max_num_seqs > 1 else []
 
 
 def next_tokens(batch: ScheduledBatch, num_drafts: int = 0) -> ScheduledBatch:
-    """Return the step after `batch`: one token for each of its rows, the sampled one, and `num_drafts` draft tokens.
+    """Return the step after `batch`: for each of its rows, the last sampled token and `num_drafts` draft tokens.
 
-    It has no lasting effect, since tables and blocks are overwritten by their next owners. Rows without sampling continue
-    likewise."""
+    The step has no lasting effect, since the next owners overwrite tables and blocks. Rows without sampling remain without
+    sampling."""
     num_tokens, guesses = 1 + num_drafts, (0,) * num_drafts
     rows = tuple(
         ScheduledRow(

@@ -1,8 +1,8 @@
 """Worker: the single thread on which a CPU computes, so that a forward pass never blocks the event loop. Work runs in order.
 
-An error belongs to the work that raised it, and the thread continues. If the thread itself ends, waiting and later calls
-raise WorkerGone, and the engine and the process end; the thread is not restarted, because its work may be half done. It is a
-daemon thread, so a hanging step cannot keep the process from exiting."""
+An error affects only the work that raised it; the thread continues. If the thread itself ends, waits and later calls raise
+WorkerGone, and the engine and the process end. The thread is not restarted, because its work may be half done. It is a daemon
+thread, so a hanging step cannot keep the process from exiting."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ class Worker:
         atexit.register(self._end)  # a thread inside compiled code must not outlive the interpreter
 
     def share(self) -> None:
-        """Add a user. The worker ends when the last user has closed it; work of all users runs in order of submission."""
+        """Add a user of the worker. The thread ends when the last user closes it. Work of all users runs in submission order."""
         self.num_users += 1
 
     @property
     def is_busy(self) -> bool:
-        """True while work is running or queued, as known to the event loop."""
+        """True while work is running or queued, as far as the event loop has been notified."""
         return any(not job.done.done() for job in tuple(self._untold))
 
     def submit(self, work: Callable[[], None]) -> WorkerEvent:
-        """Enqueue the work of a step and return its event. Called on the event loop. Raises WorkerGone."""
+        """Enqueue the work of a step and return its event. Call it on the event loop. Raises WorkerGone."""
         return WorkerEvent(self.enqueue(self.of_step(work)))
 
     def of_step(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Return `work`, part of the step being submitted, wrapped for the thread."""
+        """Return `work` wrapped for a step. Subclasses override this; called when part of a step is submitted."""
         return work
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread and return its result. For loading and warm-up."""
+        """Run `work` on the thread and return its result. Used for loading and warm-up."""
         result: T = await self.enqueue(work)
         return result
 
     async def close(self, limit_s: float = CLOSE_LIMIT_S) -> bool:
-        """Close after all submitted work has run. Return False if that takes longer than `limit_s`."""
+        """Remove a user. The last one waits until submitted work has run; return False if that takes longer than `limit_s`."""
         self.num_users -= 1
         if self.num_users:
             return True
@@ -75,7 +75,7 @@ class Worker:
         self._thread.join(limit_s)
 
     def enqueue(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Return a future of the result of `work`. Call it on the event loop. Raises WorkerGone."""
+        """Enqueue `work` and return a future of its result. Call it on the event loop. Raises WorkerGone."""
         with self._lock:
             if self._gone:
                 raise WorkerGone("the worker thread has ended")
@@ -104,7 +104,7 @@ class Worker:
             self.has_gone()
 
     def has_gone(self) -> None:
-        """Called by the thread when it ends for any reason."""
+        """Called on the thread when it ends for any reason."""
 
 
 def _tell(job: _Job, result: Any, error: BaseException | None) -> None:

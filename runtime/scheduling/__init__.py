@@ -1,1 +1,1 @@
-"""Parts of the scheduler: queues of sequences, rows of a step, and settling of step results."""
+"""Modules of the scheduler: queues of sequences, rows of a step, and recording of step results."""

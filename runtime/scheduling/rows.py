@@ -1,4 +1,4 @@
-"""Creation of the rows of a step. It advances the counts of their sequences."""
+"""Creation of the rows of a step, which advances the counts of their sequences."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from runtime.sequence import Sequence
 
 
 def plain_row(sequence: Sequence, blocks: SequenceBlocks) -> ScheduledRow | None:
-    """Return a row that computes and samples the next token, three times as fast as `row_of`. None if the row needs anything
-    else."""
+    """Return a row that computes one token and samples the next, three times as fast as `row_of`. Return None if the row needs
+    anything else."""
     start, num_known = sequence.num_computed_tokens, sequence.num_known_tokens
     if (
         sequence.work is not SAMPLE
@@ -37,8 +37,8 @@ def plain_row(sequence: Sequence, blocks: SequenceBlocks) -> ScheduledRow | None
 def row_of(
     sequence: Sequence, blocks: SequenceBlocks, num_tokens: int, extra_ids: tuple[int, ...] = ()
 ) -> ScheduledRow:
-    """Return a row for the next `num_tokens` tokens of `sequence`, which end with the draft tokens `extra_ids`. Their blocks
-    must be allocated."""
+    """Return a row for the next `num_tokens` tokens of `sequence`, including draft tokens `extra_ids` at the end. Blocks for
+    all tokens must be allocated."""
     assert sequence.row is not None
     assert num_tokens > 0, "a row without tokens would use up what the sequence's next row is for"
     start, num_known = sequence.num_computed_tokens, sequence.num_known_tokens
@@ -87,8 +87,8 @@ def _binding(sequence: Sequence) -> RowBinding:
 
 
 def _prompt_logprobs(sequence: Sequence, end: int) -> PromptLogprobsSpan | None:
-    """Return the span of prompt log-probabilities that a step up to token `end` computes first, or None. Preempted sequences
-    repeat none."""
+    """Return the prompt tokens whose log-probabilities a step up to token `end` computes, or None if none are due. None are
+    computed again after a preemption."""
     start, count = sequence.next_prompt_logprob, sequence.sampling.prompt_logprobs
     if count is None or end < start:
         return None

@@ -1,4 +1,4 @@
-"""Sequences that have not finished: those in the waiting queue, and those running with a row and blocks."""
+"""Sequences that have not finished: waiting sequences, and running sequences with a row and blocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from runtime.sequence import Sequence, SequenceStatus
 
 
 class Sequences:
-    """Waiting and running sequences, in the policy's order, and the free rows of the device tables. The two list objects are
-    never replaced."""
+    """Waiting and running sequences, in the policy's order, and the free rows of the device tables. The lists `waiting` and
+    `running` are changed in place and never replaced."""
 
     def __init__(self, num_rows: int, blocks: SequenceBlocks, policy: Policy) -> None:
         self._blocks = blocks
@@ -29,7 +29,7 @@ class Sequences:
         self._wait(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """Assign a row to a waiting sequence, whose blocks have been reserved."""
+        """Move a waiting sequence, whose blocks have been reserved, to the running ones and assign it a row."""
         self.waiting.remove(sequence)
         self._policy.starts(sequence)
         sequence.status = SequenceStatus.RUNNING
@@ -40,13 +40,13 @@ class Sequences:
         insort(self.running, sequence, key=self._policy.order)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence back to the waiting queue, because blocks are needed."""
+        """Move a running sequence back to the waiting queue because its blocks are needed. Counted as a preemption."""
         self.suspend(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     def suspend(self, sequence: Sequence) -> None:
-        """Move a running sequence back to the waiting queue; it will be recomputed. Ids in flight arrive later and are kept."""
+        """Move a running sequence back to the waiting queue to be recomputed later. Its sampled ids in flight are kept."""
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.status = SequenceStatus.WAITING

@@ -1,4 +1,4 @@
-"""Settling: adds the results of a step to its sequences, and corrects counts that were reserved for the maximum."""
+"""Recording of step results: adds sampled ids to their sequences, and corrects counts that assumed all drafts accepted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from runtime.sequence import Sequence, SequenceStatus
 
 
 class Settled(NamedTuple):
-    """Result of a step for a sequence: new token ids or pooled values, and the finish reason if it ended. `place`: index
-    among the step's sampling or pooling rows."""
+    """Result of a step for one sequence: new token ids or pooled values, and the finish reason if the sequence ended. `place`:
+    index of its row among the step's sampling or pooling rows."""
 
     sequence: Sequence
     token_ids: list[int]
@@ -31,8 +31,8 @@ def settle(
     tokens: Several[list[int]],
     pooled: Several[memoryview | None],
 ) -> list[Settled]:
-    """Add the results of the sampling and pooling rows of `batch`, in row order, to their sequences. Sequences that end are
-    finished; tokens after their end are dropped. A row without a token computes its last token again."""
+    """Add the results of the sampling and pooling rows of `batch`, in row order, to their sequences. Finish sequences that end
+    and drop tokens after their end. If a row has no token, its last token is computed again. Return one entry per sequence."""
     sampling, find, settled = batch.sampling_rows, sequences.find, []
     for place, (row, token_ids) in enumerate(zip(sampling, tokens, strict=True)):
         sequence, work = find(row.number), row.work
@@ -75,15 +75,15 @@ def settle(
 
 
 def roll_back(sequence: Sequence, num_tokens: int) -> None:
-    """Reduce the computed tokens of `sequence` by `num_tokens`, which were reserved in excess. No effect on preempted
-    sequences."""
+    """Reduce the computed tokens of `sequence` by `num_tokens`, the number of rejected draft tokens. Has no effect on a
+    preempted sequence."""
     if not any([claim.rewinds() for claim in sequence.claims]) and sequence.row is not None:  # noqa: C419 - each is called
         sequence.num_computed_tokens -= num_tokens
 
 
 def _end_with(sequences: Sequences, sequence: Sequence, token_id: int) -> FinishReason:
-    """Finish the sequence with its last token `token_id`. The token is not appended if its logits were not finite or
-    max_tokens is 0."""
+    """Finish the sequence with its last token `token_id`, and return the reason. The token is not appended if its logits were
+    not finite or max_tokens is 0."""
     if token_id == NOT_FINITE:
         finish = FinishReason.ERROR
     elif not sequence.sampling.max_tokens:
