@@ -1,1 +1,1 @@
-"""API-neutral core of generation: requests to prompt ids, token ids to events. Knows no API, HTTP or frames."""
+"""Core of text generation for all APIs: converts requests to prompt token ids, and token ids to events. Independent of HTTP."""

@@ -1,8 +1,8 @@
-"""Bad words: token sequences that an answer must not contain.
+"""Bad words: token sequences that must not appear in an answer.
 
-Each word is encoded as at the beginning of a text and as after a space. Of a word with several tokens, only the last is
-banned, and only after the others. This is vLLM's `bad_words`, except that both encodings are banned if they differ in
-length. Other spellings of a word remain possible. The prompt is not searched."""
+Each word is encoded twice: as at the start of a text, and as after a space. If an encoding has several tokens, only the last
+token is banned, and only after the preceding tokens. This is vLLM's `bad_words`, except that both encodings are banned even if
+they differ in length. Other spellings of a word remain possible. The prompt is not searched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def forbid(words: Iterable[str], encode: Encode, vocab_size: int) -> MatcherFactory:
-    """Return a factory of matchers that ban `words`. The first matcher encodes them, on its thread."""
+    """Return a factory of matchers that ban `words`. The first matcher encodes the words, on the thread that creates it."""
     given = tuple(words)
 
     @cache
@@ -33,7 +33,7 @@ def _spellings(word: str) -> tuple[str, str]:
 
 
 class _Rules:
-    """Forbidden id sequences, shared by all answers of a request."""
+    """Banned token id sequences, shared by all answers of a request."""
 
     def __init__(self, sequences: set[tuple[int, ...]], vocab_size: int) -> None:
         self.mask = bytes(all_but((ids[0] for ids in sequences if len(ids) == 1), vocab_size))
@@ -45,7 +45,7 @@ class _Rules:
 
 
 class BadWords:
-    """TokenMatcher that bans the last token of each forbidden sequence."""
+    """TokenMatcher that bans the last token of each banned sequence, when the preceding tokens have been generated."""
 
     def __init__(self, rules: _Rules) -> None:
         self._rules = rules

@@ -1,9 +1,9 @@
-"""Beam search: extends the most likely beams token by token, until none of them can still win.
+"""Beam search: extends the most likely beams token by token, until no beam can still win.
 
-Each step requests the next token of every beam from the engine, with its most likely alternatives. The prefix cache has the
-common prefix of a beam and its parent, so a step computes at most a block of tokens per beam. Candidates, end and selection
+In each step, the engine computes the next token of every beam with its most likely alternatives. The prefix cache holds the
+tokens that a beam shares with its parent, so a step computes at most one block of tokens per beam. Candidates, end and selection
 follow transformers' generate (num_beams, length_penalty, early_stopping). Nothing is sampled, so results are deterministic.
-A BeamSearch is a TokenStream whose answers come whole. Has no text."""
+BeamSearch is a TokenStream that returns each answer as a whole. This module works on token ids only."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """Parameters of beam search. `width` beams; the answers are the `num_best` best. An answer's score is its log-probability
-    divided by its length to the power of `length_penalty`: above 0, longer answers gain.
+    """Parameters of beam search. `width`: number of beams. `num_best`: number of answers returned. An answer's score is its
+    log-probability divided by length ** `length_penalty`; a positive `length_penalty` favours longer answers.
 
-    `early_stopping`: True stops when `width` answers are complete; False when no beam would beat the worst of them if it
-    ended now; "never" when none would at the greatest length."""
+    `early_stopping`: True stops when `width` answers are complete. False stops when no beam would beat the worst complete answer
+    if the beam ended now; "never" stops when no beam could beat it at maximum length."""
 
     width: int
     num_best: int
@@ -37,10 +37,10 @@ class BeamParams:
 
 
 class BeamSearch(TokenStream):
-    """Stream of a beam search. `requests`: one per prompt; their max_tokens, min_tokens, stop_token_ids, ignore_eos, logprobs
-    and prompt_logprobs count. The vocabulary holds `width` tokens that do not end an answer.
+    """TokenStream of a beam search. `requests`: one per prompt, of which max_tokens, min_tokens, stop_token_ids, ignore_eos,
+    logprobs and prompt_logprobs are used. The vocabulary must have at least `width` tokens that do not end an answer.
 
-    Outputs are indexed prompt by prompt, `num_best` each, the best first. Raises EngineError if the engine accepts none."""
+    Outputs are indexed by prompt, then by rank: `num_best` per prompt. Raises EngineError if the engine accepts no request."""
 
     def __init__(self, engine: EngineClient, requests: Sequence[Request], params: BeamParams) -> None:
         self._engine = engine
@@ -83,21 +83,21 @@ class BeamSearch(TokenStream):
         raise StopAsyncIteration
 
     def stop(self, index: int) -> None:
-        """Do nothing: an answer is delivered complete."""
+        """Do nothing, because answers are returned only when they are complete."""
 
     def _questions(self) -> Iterator[tuple[_Search, Request]]:
-        """Yield the requests of searches that are not over."""
+        """Yield (search, request) for every beam of the unfinished searches."""
         return ((search, request) for search in self._searches if not search.over for request in search.questions())
 
     async def _replies(self) -> list[Output]:
-        """Wait for the output of each request, in order."""
+        """Return the output of each request, in the order of the requests."""
         replies: dict[int, Output] = {}
         async for outputs in self._stream:
             replies |= {output.index: output for output in outputs}  # of one token, so there is one each
         return [replies[index] for index in range(len(self._open_questions))]
 
     def _settle(self, replies: Sequence[Output]) -> Iterator[Output]:
-        """Advance every search by one token. Yield the answers of finished searches."""
+        """Extend the beams of every search by one token. Yield the answers of searches that are now finished."""
         of_search: dict[_Search, list[Output]] = {}
         for (search, _), reply in zip(self._open_questions, replies, strict=True):
             of_search.setdefault(search, []).append(reply)
@@ -109,7 +109,7 @@ class BeamSearch(TokenStream):
 
 @dataclass(slots=True)
 class _Beam:
-    """Beam; treat as immutable. It is not a frozen dataclass, since hundreds are made per token of all streams."""
+    """Beam, treated as immutable. It is not a frozen dataclass, because hundreds of beams are created per token."""
 
     token_ids: tuple[int, ...] = ()
     score: float = 0.0  # the sum of their log-probabilities
@@ -118,7 +118,7 @@ class _Beam:
 
 
 class _Search:
-    """Beams of one prompt. It is finished when `answers` is not None."""
+    """Beam search for one prompt. `over`: the search is finished."""
 
     def __init__(self, number: int, request: Request, params: BeamParams, eos_token_ids: frozenset[int]) -> None:
         sampling = request.sampling
@@ -166,7 +166,7 @@ class _Search:
             )
 
     def advance(self, replies: Sequence[Output]) -> None:
-        """Advance the search. `replies`: one output per beam, in order."""
+        """Extend the beams by one token. `replies`: the engine's output for each beam, in order."""
         self._first_reply = self._first_reply or replies[0]
         self._failed = next((reply for reply in replies if reply.finish is not FinishReason.LENGTH), None)
         if self._failed is not None:
@@ -211,9 +211,10 @@ class _Search:
         return float(logprob / length**self._params.length_penalty)
 
     def _grown(self, replies: Sequence[Output], banned: frozenset[int]) -> Iterator[_Beam]:
-        """Yield the best extensions of all beams, most likely first and ties in order of beams, up to the number of candidates.
+        """Yield the best extensions of all beams, most likely first, up to the number of candidates. Equally likely extensions are
+        in the order of their beams.
 
-        Each is built lazily: there are candidates times beams of them."""
+        Each extension is created only when it is yielded, because most are not needed."""
         tops = []
         for reply in replies:
             assert reply.logprobs, "they were asked for"
@@ -243,7 +244,7 @@ class _Search:
         heads: list[tuple[float, int, int]], beam: _Beam, number: int, top: Sequence[tuple[int, float]], place: int,
         banned: frozenset[int],
     ) -> None:  # fmt: skip
-        """Push the first token of `top`, from `place` on, that is not banned."""
+        """Push the first token of `top` that is not in `banned`, from index `place` on, to the heap `heads`."""
         while place < len(top) and top[place][0] in banned:
             place += 1
         if place < len(top):

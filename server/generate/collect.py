@@ -1,4 +1,4 @@
-"""Collection of a whole answer: reads all Outputs, unless the client disconnects first."""
+"""Collection of a whole answer: reads all outputs of a generation, unless the client disconnects first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from server.http.errors import Aborted, ClientLeft
 
 
 class Presence(Protocol):
-    """Context manager that watches a client. If it disconnects, the block is cancelled and `gone` is true."""
+    """Context manager that watches the client's connection. If the client disconnects, the block is cancelled and `gone` is
+    true."""
 
     gone: bool
 
@@ -24,7 +25,7 @@ class Presence(Protocol):
 
 
 async def collect_transcripts(generation: Generation, client: Presence) -> list[Transcript]:
-    """Return the transcript of each choice, once all have ended. Raises as `collect` does."""
+    """Run the generation to its end. Return one transcript per choice. Raises the same errors as `collect`."""
     found = [Transcript() for _ in generation.requests]
     await collect(
         generation, client, lambda output: found[output.index].add(generation.choices[output.index].events(output))
@@ -33,7 +34,8 @@ async def collect_transcripts(generation: Generation, client: Presence) -> list[
 
 
 async def collect(generation: Generation, client: Presence, feed: Callable[[Output], object]) -> None:
-    """Generate, and pass every Output to `feed`. Raises ApiError, and ClientLeft if the client has left."""
+    """Run the generation to its end, and call `feed` with every Output. Raises ApiError, or ClientLeft if the client
+    disconnects."""
     async with generation.open() as stream, client:
         async for outputs in stream:
             for output in outputs:

@@ -1,7 +1,7 @@
-"""Custom tools: their call has a text as input instead of JSON arguments. The model sees a function with one string argument
-`input`, which the tool's grammar constrains if it has one.
+"""Custom tools, whose call has a text as input instead of JSON arguments. The model is given a function with one string argument
+`input`. If the tool has a grammar, it constrains `input`.
 
-The arguments are {"input": …}. If an unconstrained model writes other arguments, they are the input, verbatim."""
+The model writes the arguments as {"input": …}. If an unconstrained model writes other arguments, their text is the input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS: Final = re.compile(
 
 
 def custom_function(name: str, description: str | None, given: InputGrammar | None) -> ToolFunction:
-    """Return the function for a custom tool. Its description includes `given`, the grammar of the input."""
+    """Return the function that represents a custom tool. `given`: grammar of the input, which is added to the description."""
     if given is None:
         return ToolFunction(name, description or None, _SCHEMA)
     is_regex = given.syntax == "regex"
@@ -37,18 +37,18 @@ def custom_function(name: str, description: str | None, given: InputGrammar | No
 
 
 def arguments_of(text: str) -> str:
-    """Return the JSON arguments for the input `text`."""
+    """Return JSON arguments whose `input` is `text`."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """Return the input in complete JSON arguments."""
+    """Extract the input text from complete JSON arguments."""
     reader = InputReader()
     return reader.feed(arguments) + reader.end()
 
 
 class InputReader:
-    """Incremental reader of the input in streamed JSON arguments."""
+    """Incremental reader that extracts the input text from streamed JSON arguments."""
 
     def __init__(self) -> None:
         self._text = ""  # not let out yet
@@ -56,7 +56,7 @@ class InputReader:
         self._is_over = False
 
     def feed(self, arguments: str) -> str:
-        """Return the characters of the input that became certain."""
+        """Append `arguments`, a piece of JSON. Return the input characters that are now complete."""
         if self._is_over:
             return ""
         self._text += arguments
@@ -72,7 +72,7 @@ class InputReader:
         return _decoded(whole.group())
 
     def end(self) -> str:
-        """Return the rest: the last characters of a truncated input, or all arguments if they have another form."""
+        """End the arguments. Return the last characters if the input was truncated, or all arguments if they have another form."""
         if self._is_over:
             return ""
         self._is_over = True

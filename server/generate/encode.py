@@ -1,9 +1,9 @@
-"""Encoding of prompts to token ids: texts, conversations, and the choice between kinds of prompts.
+"""Encoding of prompts to token ids: texts, conversations, and the dispatch between kinds of prompts.
 
-The chat template renders a conversation; differences between clients' messages and templates are converted here. Long texts
-are encoded off the event loop, in pieces. If a text is far too long for the context, only its beginning is encoded before it
-is rejected, so the work per request is bounded by the context. If a text need not fit (to be truncated or counted), the
-bound is four times the context, and at least 262,144 tokens."""
+The chat template renders a conversation. This module converts messages to what templates expect. Long texts are encoded off the
+event loop, in pieces. If a text is far too long for the context, only its beginning is encoded before the text is rejected. The
+work per request is therefore bounded by the context. A text that is to be truncated or counted may be longer: at most four times
+the context, or 262,144 tokens if that is more."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ _EFFORT, _KWARGS = Field("reasoning_effort"), Field("chat_template_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompts:
-    """Prompts as ids. `media`: of the only prompt. `output_parser` None: answers are plain text. `ignored`: fields that the
-    model's template does not read, to be reported. `continues`: an answer continues the prompt's last text. `stop_ids`:
-    further end tokens."""
+    """Prompts as token ids. `media`: media items, if there is one prompt. `output_parser`: parser of the answers, None for plain
+    text. `ignored`: request fields that the model's template does not use. `continues`: the answer continues the prompt's last
+    text. `stop_ids`: additional token ids that end an answer."""
 
     prompts: Sequence[list[int]]
     media: tuple[MediaItem, ...] = ()
@@ -73,7 +73,7 @@ class EncodedPrompts:
 async def encode_prompt(
     prompt: Prompt, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> EncodedPrompts:
-    """Return the ids of the prompt of `request`, by a function per kind of Prompt. Raises InvalidRequest."""
+    """Encode the prompt of `request` to token ids; each kind of Prompt has its own function. Raises InvalidRequest."""
     raise NotImplementedError(type(prompt).__name__)
 
 
@@ -90,8 +90,8 @@ async def text_ids(
     fits: bool = True,
     plain: bool = False,
 ) -> list[int]:
-    """Return the ids of `text`. Raises ContextLengthExceeded for a text far too long for the context if `fits`, else
-    InvalidRequest; only its beginning is encoded. A text slightly too long is returned whole."""
+    """Encode `text` to token ids. If the text is far too long for the context, only its beginning is encoded. If `fits`, it then
+    raises ContextLengthExceeded, otherwise InvalidRequest. A text that is slightly too long is returned whole."""
     return await call.run_pieces(
         len(text),
         encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain),
@@ -101,7 +101,7 @@ async def text_ids(
 def encode(
     loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
 ) -> list[int]:
-    """Encode a text on the calling thread; see `encode_pieces`."""
+    """Encode `text` to token ids on the calling thread. Arguments: see `text_ids`."""
     work = encode_pieces(loaded, text, add_special_tokens=add_special_tokens, param=param, fits=fits, plain=plain)
     return to_the_end(work)
 
@@ -109,7 +109,7 @@ def encode(
 def encode_pieces(
     loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
 ) -> Pieces[list[int]]:
-    """Encode a text piece by piece. `plain`: see `Tokenizer.encode`."""
+    """Encode `text` to token ids, in short pieces of work. `plain`: see `Tokenizer.encode`; other arguments: see `text_ids`."""
     limit = loaded.engine.model.max_model_len
     # What follows can change the last few tokens of a beginning, not more.
     max_tokens = limit + BORDER_TOKENS if fits else max_tokens_of_text(limit)
@@ -133,7 +133,7 @@ def encode_pieces(
 
 
 def max_tokens_of_text(max_model_len: int) -> int:
-    """Return the maximum number of tokens of a text that need not fit the context."""
+    """Return the maximum number of tokens of a text that is to be truncated or counted."""
     return max(MAX_TOKENS, 4 * max_model_len)
 
 
@@ -144,8 +144,8 @@ def max_tokens_of_text(max_model_len: int) -> int:
 async def _encode_chat(
     chat: Chat, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> EncodedPrompts:
-    """Encode a conversation. Raises InvalidRequest if there is no template, the template rejects the conversation (roles out
-    of order …), or tool calls of this model cannot be parsed."""
+    """Render and encode a conversation. Raises InvalidRequest if the model has no chat template, if the template rejects the
+    conversation, or if this model's tool calls cannot be parsed."""
     tools = tools_json(chat.shown_tools)
     if tools and loaded.chat_format.tool_parser is None:
         raise InvalidRequest(
@@ -169,13 +169,13 @@ def check_template(loaded: LoadedModel) -> None:
 
 
 async def chat_ids(loaded: LoadedModel, call: Call, chat: Chat) -> list[int]:
-    """Return the token ids of a conversation, as a chat request would use them. Raises InvalidRequest."""
+    """Return the token ids that a chat request with this conversation would have as prompt. Raises InvalidRequest."""
     rendered, _ = await _render(loaded, call, chat, tools_json(chat.shown_tools), fits=True)
     return rendered.ids
 
 
 class _Rendered(NamedTuple):
-    """Rendered conversation. `text`: as the template wrote it, with the full text of media placeholders."""
+    """Rendered conversation. `text`: the template's output, with the placeholders of each media item expanded."""
 
     text: str
     ids: list[int]
@@ -241,8 +241,8 @@ async def _render(
 def _with_media(
     control: ControlTokens, text: str, escaped: str | None, media: PromptMedia
 ) -> tuple[str, str | None, list[ReadMedia]]:
-    """Replace the placeholders in a rendered prompt (see `ChatTemplate.render_shielded`) by the full placeholders of
-    `media`. Also return the media in prompt order. Raises PlaceholderError."""
+    """Replace the media marks in a rendered prompt by the placeholders of `media`. `escaped`: see
+    `ChatTemplate.render_shielded`. Return both texts, and the media in prompt order. Raises PlaceholderError."""
     for modality, token in media.tokens.items():
         text = text.replace(MEDIA_MARKS[modality], token)
         if escaped is not None:
@@ -255,7 +255,7 @@ def _with_media(
 
 
 def _check_results(loaded: LoadedModel, messages: Sequence[ChatMessage]) -> None:
-    """Raise InvalidRequest for an image in a tool result, if the template writes results as text."""
+    """Raise InvalidRequest if a tool result has an image but the prompt has tool results as text only."""
     if not loaded.chat_format.prompted:
         return
     for message in messages:
@@ -268,8 +268,8 @@ def _check_results(loaded: LoadedModel, messages: Sequence[ChatMessage]) -> None
 
 
 async def _within_bounds(template: ChatTemplate, call: Call, cost: int, work: Callable[[float], Pieces[T]]) -> T:
-    """Return the result of `work(seconds)`, on the loop only if `cost` is small. A template that was slow once always runs
-    on a thread."""
+    """Return the result of `work(seconds)`. Run it on the event loop if `cost` is small, otherwise on a thread. A template that
+    was slow once is always rendered on a thread."""
     if cost <= SHORT_CHARS and not template.is_slow:
         try:
             return await call.run_pieces(cost, work(SHORT_RENDER_S))
@@ -279,7 +279,7 @@ async def _within_bounds(template: ChatTemplate, call: Call, cost: int, work: Ca
 
 
 def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:
-    """Raise ContextLengthExceeded for more messages than the context has tokens, InvalidRequest for too many template_kwargs."""
+    """Raise ContextLengthExceeded for more messages than the context has tokens, or InvalidRequest for too many template_kwargs."""
     if len(chat.template_kwargs) > MAX_KWARGS:
         raise InvalidRequest(_KWARGS, f" has more than {MAX_KWARGS} names", param=_KWARGS)
     limit = loaded.engine.model.max_model_len
@@ -293,7 +293,7 @@ def _check_count(loaded: LoadedModel, chat: Chat, *, fits: bool) -> None:
 
 
 def _cost(*given: Any) -> int:
-    """Return the cost of rendering and tokenising, in characters of tokenising. Counting stops above LONG_CHARS."""
+    """Estimate the cost of rendering and tokenising `given`, as a number of characters. Counting stops above LONG_CHARS."""
     cost, todo = 0, [*given]
     while todo and cost <= LONG_CHARS:
         value = todo.pop()
@@ -315,7 +315,7 @@ def _cost(*given: Any) -> int:
 def _effort(
     chat_format: ChatFormat, template: ChatTemplate, effort: str | None, *, with_tools: bool
 ) -> tuple[Mapping[str, Any], tuple[Field, ...]]:
-    """Return the template's variables for reasoning_effort, and the fields that it does not read."""
+    """Return the template variables that set reasoning_effort, and the request fields that the template does not use."""
     if effort is None or not template:
         return {}, ()
     words = chat_format.tool_parser.efforts if chat_format.tool_parser is not None else None
@@ -344,7 +344,7 @@ def _is_reasoning_open(chat_format: ChatFormat, text: str, chat: Chat) -> bool:
 
 
 def tools_json(tools: Sequence[ToolFunction]) -> list[Json]:
-    """Return the tools as templates and tool parsers expect them, with defaults and without server fields."""
+    """Convert tools to the JSON that chat templates and tool parsers expect, without the server's own fields."""
     return [
         {
             "type": "function",
@@ -359,7 +359,7 @@ def tools_json(tools: Sequence[ToolFunction]) -> list[Json]:
 
 
 def messages_json(messages: Sequence[ChatMessage]) -> list[Json]:
-    """Return the messages without empty fields. Tool results have their function's name."""
+    """Convert messages to JSON for a chat template, without empty fields. Tool results get their function's name."""
     names: dict[str, str] = {}  # of the calls so far, by id
     return [_message_json(message, names) for message in messages]
 

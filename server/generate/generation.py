@@ -1,9 +1,8 @@
-"""Generation: the sequences of one HTTP request, from token ids to text and events.
+"""Generation: converts the token ids of one HTTP request's answers to text and events.
 
-Each choice is a chain of codecs: Detokenizer, StopStrings (over all text), and a parser for tool calls and reasoning.
-Callers use `Choice.feed` for text or `Choice.events` for events; `frames` formats them. Each choice ends once, with a
-reason: the engine's; "stop" after a stop string or an excess tool call, which also stops the engine; or "tool_calls" after
-calls."""
+Each choice is a chain of codecs: Detokenizer, StopStrings (over all text), and a parser of tool calls and reasoning. Callers use
+`Choice.feed` to get text or `Choice.events` to get events; `frames` formats them. Each choice ends once, with a finish reason.
+The reason is "stop" after a stop string or an excess tool call, "tool_calls" after calls, and otherwise the engine's."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _NO_STOPS = StopStrings(())
 
 
 class TextOptions(Shown, frozen=True, kw_only=True):
-    """Options of a request's text; those of its tokens are SamplingParams."""
+    """Options for the text of a request's answers. Options for their tokens are in SamplingParams."""
 
     min_tokens: int = 0  # stop strings are looked for after this many tokens
     continues_prompt: bool = False  # the text goes on where the prompt's ends, leading spaces and all
@@ -42,9 +41,9 @@ class TextOptions(Shown, frozen=True, kw_only=True):
 
 
 class Choice:
-    """One completion in progress: settled text so far and, once it has ended, the reason.
+    """One answer in progress. It converts the engine's outputs to text or events, and sets `finish_reason` at the end.
 
-    `end` stops the sequence in the engine after a stop string, which the engine cannot detect."""
+    `end`: function that stops the sequence in the engine. It is called after a stop string, which the engine cannot detect."""
 
     __slots__ = (
         "_call_ids",
@@ -93,9 +92,9 @@ class Choice:
         self.stop_reason: str | int | None = None
 
     def feed(self, output: Output) -> str:
-        """Return the text that can be sent now. Sets `finish_reason` with the last text.
+        """Return the new text of `output` that can be sent now. Set `finish_reason` if `output` is the last.
 
-        Raises EngineFailed, and ApiError if the deadline passed or constraints could not be kept."""
+        Raises EngineFailed, or ApiError if the deadline passed or the output constraint could not be satisfied."""
         ids = output.token_ids
         if self._writer is not None:
             self.num_tokens += self._writer.take_num_tokens()
@@ -118,8 +117,8 @@ class Choice:
         return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
 
     def writer(self, before: bytes, after: bytes, connection: Any) -> TokenWriter | None:
-        """Return the writer of plain text events, between `before` and `after`, to `connection` (see `ChunkWriter`). Return
-        None if events have more than text, or if stop strings are set."""
+        """Return a writer that sends further text as events on `connection`, each between `before` and `after` (see
+        `ChunkWriter`). Return None if events have more than text, or if stop strings are set."""
         options = self._options
         if options.logprobs is not None or options.token_ids or self._codec is not None or self._stops is not None:
             return None
@@ -128,7 +127,7 @@ class Choice:
         return made
 
     def _note(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> None:
-        """Add `ids` to the answer, with the first entries of `logprobs`."""
+        """Record `ids` as generated tokens. `logprobs`: log-probabilities of at least these tokens, or None."""
         self.num_tokens += len(ids)
         if self._options.token_ids:
             self._token_ids += ids
@@ -136,30 +135,29 @@ class Choice:
             self._logprobs += zip(ids, logprobs, strict=False)
 
     def take_token_ids(self) -> list[int]:
-        """Return the ids since the last call, including the end token, if the client requested them."""
+        """Return the token ids generated since the last call, end token included. Empty unless the client requested token ids."""
         taken, self._token_ids = self._token_ids, []
         return taken
 
     def take_logprobs(self) -> list[Entry]:
-        """Return the log-probabilities since the last call, if the client requested them."""
+        """Return the log-probabilities of tokens generated since the last call. Empty unless the client requested them."""
         taken, self._logprobs = self._logprobs, []
         return taken
 
     @property
     def mean_logprob(self) -> float:
-        """Return the mean log-probability of the tokens not taken yet; minus infinity if there are none."""
+        """Mean log-probability of the tokens that `take_logprobs` has not returned yet, or minus infinity without such tokens."""
         found = [entry.logprob for _, entry in self._logprobs if entry is not None]
         return sum(found) / len(found) if found else -math.inf
 
     def _shown(self, output: Output) -> Sequence[int]:
-        """Return the ids whose text belongs to the answer. The end token does only with `include_stop`."""
         hide = output.finish is FinishReason.STOP and not (self._options.include_stop or output.complete)
         return output.token_ids[:-1] if hide else output.token_ids
 
     def events(self, output: Output) -> list[Event]:
-        """Return the events of the new text; each call has an id. Sets `finish_reason` with the last.
+        """Return the events in the new text of `output`. Every tool call has an id. Set `finish_reason` if `output` is the last.
 
-        Raises EngineFailed, and ApiError if the deadline passed or constraints could not be kept."""
+        Raises EngineFailed, or ApiError if the deadline passed or the output constraint could not be satisfied."""
         codec = self._codec
         if codec is None:
             text = self.feed(output)
@@ -185,7 +183,7 @@ class Choice:
         return list(joined(shown)) if len(shown) > 1 else shown
 
     def _wanted(self, events: list[Event]) -> Iterator[Event]:
-        """Yield the events that the client requested. An excess tool call ends the answer."""
+        """Yield the events that the client requested. End the answer if a second tool call starts but only one is allowed."""
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"
         for event in events:
@@ -206,7 +204,7 @@ class Choice:
                 yield event
 
     def _call_id(self, call: ToolCallStart) -> str:
-        """Return the model's own id of the call if it is unused, else a new one."""
+        """Return the id that the model wrote for the call, or a new id if it is missing or already used."""
         output_parser = self._options.output_parser
         assert output_parser is not None, "there is a codec"
         assert output_parser.tool_parser is not None, "there is a call"
@@ -217,7 +215,7 @@ class Choice:
         return id
 
     def _by_token(self, output: Output, stops: StopStrings) -> Iterator[str]:
-        """Yield the text of each token, so that tokens after a stop string are not counted."""
+        """Yield the text of each token of `output` separately, so that tokens after a stop string are not counted."""
         shown = self._shown(output)
         for number, token_id in enumerate(shown):
             self._note((token_id,), output.logprobs and output.logprobs[number:])
@@ -231,7 +229,7 @@ class Choice:
         yield text if stops.stopped is not None else self._finished(output, text + stops.flush())
 
     def _pass(self, text: str, stops: StopStrings, output: Output) -> str:
-        """Return the part of `text` before a stop string, and end the choice there."""
+        """Return the part of `text` before a stop string. If a stop string is found, end the choice."""
         text = stops.feed(text, self.num_tokens > self._options.min_tokens)
         if stops.stopped is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, stops.stopped
@@ -245,9 +243,9 @@ class Choice:
 
 
 class PromptChoice(Choice):
-    """Choice that also returns prompt log-probabilities, and with `echo` the prompt's text first.
+    """Choice that also returns prompt log-probabilities and, with `echo`, begins with the prompt's text.
 
-    `source`: the choice whose sequence has the prompt log-probabilities; None: this one."""
+    `source`: choice whose sequence computes the prompt log-probabilities; None means this choice."""
 
     __slots__ = ("_prompt_ids", "_prompt_logprobs", "_source", "_text", "_untaken")
 
@@ -288,7 +286,7 @@ class PromptChoice(Choice):
 
     @property
     def prompt_logprobs(self) -> list[Entry]:
-        """Return the prompt log-probabilities; call `feed` first. Raises EngineFailed if the sequence ended without them."""
+        """Return the prompt log-probabilities, after `feed` received the first output. Raises EngineFailed if they are missing."""
         first, *others = self._prompt_ids
         if len(self._source._prompt_logprobs) != len(others):
             raise EngineFailed("it ended before the log-probabilities of its prompt were computed")
@@ -299,7 +297,7 @@ class PromptChoice(Choice):
 
 
 def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
-    """Return the error of a request that ended without its answer. `constrained_by`: the field of its constraint."""
+    """Return the exception for a request that failed. `output`: its last output. `constrained_by`: field of its constraint."""
     if output.finish is FinishReason.INVALID:
         words = output.error or "the answer cannot be held to it"
         return InvalidRequest(words if constrained_by is None else f"{constrained_by}: {words}", param=constrained_by)
@@ -313,11 +311,11 @@ def failure_of(output: Output, constrained_by: str | None = None) -> Exception:
 
 
 class EngineFailed(Exception):
-    """Internal error of the engine. Its message is for the log, not for the client."""
+    """Error inside the engine. The message is for the server's log and not for the client."""
 
 
 class _Opened:
-    """Holder of a generation's stream. Choices refer to it instead of the generation, to avoid a reference cycle."""
+    """Holder of a generation's stream. Choices refer to this object instead of the generation, to avoid a reference cycle."""
 
     stream: TokenStream | None = None
 
@@ -327,8 +325,8 @@ class _Opened:
 
 
 class Generation:
-    """Answers of one request. `requests`: in order of prompts, equally many each, of which `n` become answers. `echoes`: one
-    per prompt, or none. `beams`: by beam search."""
+    """All answers of one request. `requests`: engine requests, equally many per prompt, in the order of the prompts. `n`:
+    answers returned per prompt. `echoes`: one per prompt, or empty. `beams`: parameters of beam search, or None."""
 
     def __init__(
         self, loaded: LoadedModel, requests: Sequence[Request], num_prompts: int, n: int, options: TextOptions,
@@ -362,12 +360,13 @@ class Generation:
         return PromptChoice(self.tokenizer, self.options, end, request.prompt_ids, echo, source)
 
     def style(self, index: int) -> Style:
-        """Return how log-probabilities of choice `index` are shown."""
+        """Return the format of choice `index`'s log-probabilities."""
         echo = self._echoes[index // self._per_prompt] if self._echoes else None
         return Style(self.options.tokens_as_ids, self.options.skip_special_tokens, echo)
 
     def open(self) -> TokenStream:
-        """Submit the requests to the engine. Raises EngineError if it accepts none."""
+        """Submit the requests to the engine and return the stream of outputs. Raises EngineError if the engine accepts no
+        request."""
         if self._beams is not None:
             stream: TokenStream = BeamSearch(self._engine, self.requests[:: self._per_prompt], self._beams)
         else:
@@ -376,14 +375,14 @@ class Generation:
         return stream
 
     def release(self) -> None:
-        """Free prompt log-probabilities. Thread-safe."""
+        """Free the memory of prompt log-probabilities. Thread-safe."""
         for choice in self.choices:
             if isinstance(choice, PromptChoice):
                 choice.release()
 
     @property
     def rendering_chars(self) -> int:
-        """Return the cost of encoding log-probabilities, in characters of tokenising."""
+        """Estimate the cost of encoding the log-probabilities, as a number of characters to tokenise."""
         tables = 0 if self.options.logprobs is None else (2 + self.options.logprobs) * self.num_completion_tokens
         for request in self.requests[:: self._per_prompt]:
             if request.sampling.prompt_logprobs is not None:
@@ -392,13 +391,13 @@ class Generation:
 
     @property
     def competes(self) -> bool:
-        """True if more sequences are generated than returned (`best_of` > `n`)."""
+        """True if more answers are generated than returned (`best_of` > `n`)."""
         return self._n < self._per_prompt
 
     @cached_property
     def best(self) -> Sequence[int]:
-        """Return the indices of the returned choices, in order of prompts. If choices compete, all must have ended; the most
-        likely is first."""
+        """Indices of the choices to return, by prompt. If `competes`, every choice must have ended, and the most likely choice
+        of a prompt is first."""
         if not self.competes:
             return range(len(self.choices))
         found: list[int] = []
@@ -409,7 +408,7 @@ class Generation:
 
     @property
     def aborted(self) -> bool:
-        """True if the server ended a choice early."""
+        """True if the server aborted at least one choice."""
         return any(choice.finish_reason == FinishReason.ABORT for choice in self.choices)
 
     @property
@@ -418,7 +417,7 @@ class Generation:
 
     @property
     def num_media_tokens(self) -> dict[str, int]:
-        """Return the number of placeholder tokens of the prompts, by modality."""
+        """Number of placeholder tokens in the prompts, by modality."""
         found: dict[str, int] = {}
         for request in self.requests[:: self._per_prompt]:
             for item in request.media:
@@ -429,27 +428,27 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Return the cached prompt tokens of each prompt's first choice; the other choices always reuse its blocks."""
+        """Number of prompt tokens from the prefix cache, summed over prompts. Only the first choice of each prompt is counted."""
         return sum(choice.num_cached_tokens for choice in self.choices[:: self._per_prompt])
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Return the number of reasoning tokens in the completions."""
+        """Number of reasoning tokens in all answers."""
         return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     @property
     def guesses(self) -> bool:
-        """True if the server drafts tokens, so that usage reports them."""
+        """True if the engine uses speculative decoding, so that usage includes draft tokens."""
         return bool(self._engine.model.speculative)
 
     @property
     def num_draft_tokens(self) -> int:
-        """Return the number of verified draft tokens."""
+        """Number of draft tokens that the engine verified, in all answers."""
         return sum(choice.num_draft_tokens for choice in self.choices)
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Number of accepted draft tokens."""
+        """Number of accepted draft tokens, in all answers."""
         return sum(choice.num_accepted_tokens for choice in self.choices)
 
     @property

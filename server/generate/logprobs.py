@@ -1,6 +1,6 @@
-"""Formats of log-probabilities: a list of tokens in chats, four parallel lists in completions, a table by id for prompts.
+"""Formats of log-probabilities: a list of tokens (chats), four parallel lists (completions), and a table by token id (prompts).
 
-A token can be part of a character, so chats include its bytes. Minus infinity is written as -9999, as in vLLM."""
+A token can be a part of a character, so the chat format includes bytes. Minus infinity is written as -9999, as in vLLM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class ChatLogprobs(Struct):
 
 
 class TextLogprobs(Struct):
-    """Log-probabilities of the answer's tokens, and with `echo` of the prompt's, whose first token has none."""
+    """Log-probabilities in the completion format: one entry per token of the answer. With `echo`, the prompt's tokens come
+    first; the first prompt token has no log-probability."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -56,7 +57,7 @@ _LOWEST = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Prompt that an answer repeats. `text`: its text in the answer."""
+    """Prompt that is repeated at the start of an answer. `text`: its text, as written in the answer."""
 
     ids: Sequence[int]
     text: str
@@ -64,8 +65,8 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Style of log-probabilities. `as_ids`: "token_id:5" instead of a token's text. `skip_special_tokens`: the text leaves
-    them out. `echo`: entries and text begin with the prompt's."""
+    """Options for writing log-probabilities. `as_ids`: write "token_id:5" instead of a token's text. `skip_special_tokens`: the
+    answer's text has no special tokens. `echo`: prompt at the start of the answer, or None."""
 
     as_ids: bool = False
     skip_special_tokens: bool = True
@@ -95,7 +96,7 @@ def completion_writer(tokenizer: Tokenizer, style: Style) -> CompletionWriter:
         return f"token_id:{id}" if style.as_ids else tokenizer.token_bytes(id).decode(errors="replace")
 
     def alternatives(id: int, found: TokenLogprobs) -> dict[str, float]:
-        """Return the alternatives and the token itself by text. If several have the same text, the most likely counts."""
+        """Return the log-probability of each alternative and of token `id`, by text. Of equal texts, the most likely is kept."""
         shown: dict[str, float] = {}
         for other, logprob in (*found.top, (id, found.logprob)):
             shown.setdefault(text(other), max(logprob, _LOWEST))
@@ -113,8 +114,8 @@ def completion_writer(tokenizer: Tokenizer, style: Style) -> CompletionWriter:
 
 
 def _places(tokenizer: Tokenizer, style: Style) -> Callable[[int], int]:
-    """Return a function from each next token to its character offset in the answer. A token that completes a character has
-    the offset of that character."""
+    """Return a function that receives the answer's token ids one by one, and returns each token's character offset in the text.
+    A token that completes a character has that character's offset."""
     detokenizer = tokenizer.table.detokenizer(skip_special_tokens=style.skip_special_tokens, continues=True)
     end, num_echoed = 0, 0
     if style.echo is not None:
@@ -138,13 +139,13 @@ def _places(tokenizer: Tokenizer, style: Style) -> Callable[[int], int]:
 
 
 def _num_unseen(tokenizer: Tokenizer, echo: Echo) -> int:
-    """Return the number of characters of prompt tokens that the echoed text lacks, such as BOS."""
+    """Return the number of characters at the prompt's start, such as BOS, that are missing in the echoed text."""
     decoded = tokenizer.decode(echo.ids, skip_special_tokens=False)
     return len(decoded) - len(echo.text) if decoded.endswith(echo.text) else 0
 
 
 def prompt_table(tokenizer: Tokenizer, entries: Sequence[Entry], count: int, *, as_ids: bool) -> PromptLogprobs:
-    """Return for each prompt token the `count` most likely tokens and itself, by id."""
+    """Return one table per prompt token, keyed by token id: the token itself and the `count` most likely tokens."""
 
     def row(logprob: float, rank: int, id: int) -> PromptToken:
         text = f"token_id:{id}" if as_ids else tokenizer.token_bytes(id).decode(errors="replace")

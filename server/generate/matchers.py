@@ -1,6 +1,6 @@
-"""Matchers for the output constraints of a request: text format, tool calls, reasoning budget and bad words.
+"""Matchers for a request's output constraints: text format, tool calls, reasoning budget and bad words.
 
-In a chat, a constraint applies after the reasoning, and calls have the model's own format."""
+In a chat, a constraint applies after the reasoning, and tool calls have the model's own format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.text.tools.registry import name_of
 
 
 class Matchers(NamedTuple):
-    """Matchers of a request. `param`: the field with the output constraint, or None."""
+    """Matcher factories of one request. `param`: name of the field that constrains the output, or None."""
 
     factories: tuple[MatcherFactory, ...]
     param: str | None
@@ -31,7 +31,7 @@ class Matchers(NamedTuple):
 async def matchers_for(
     loaded: LoadedModel, call: Call, request: GenerateRequest, output_parser: OutputParser | None = None
 ) -> Matchers:
-    """Return the matchers of `request`, or none. `output_parser`: how the answer will be parsed, if it is more than text.
+    """Return the matcher factories for the constraints of `request`. `output_parser`: parser of the answer, None for plain text.
 
     Raises InvalidRequest."""
     constraint = request.constraint
@@ -59,7 +59,7 @@ async def matchers_for(
 
 
 def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint | None) -> OutputConstraint | None:
-    """Return the constraint of a message that may contain calls. `answer`: constraint of its text."""
+    """Return the constraint of a chat answer that may contain tool calls. `answer`: constraint of the answer's text."""
     tool_parser, must_call = output_parser.tool_parser, chat.must_call
     if tool_parser is None:
         return answer
@@ -88,7 +88,7 @@ def _in_chat(chat: Chat, output_parser: OutputParser, answer: OutputConstraint |
 
 
 def _after_reasoning(make: MatcherFactory, loaded: LoadedModel, output_parser: OutputParser | None) -> MatcherFactory:
-    """Return `make`'s matchers, which ignore reasoning."""
+    """Wrap `make` so that its matchers apply only after the reasoning."""
     if output_parser is None or output_parser.tags is None:
         return make
     tags = output_parser.tags

@@ -1,5 +1,5 @@
-"""Prompts other than conversations as token ids: texts, text with media, embeddings, infilling. Also truncation, echo,
-checks and hashes of any prompt."""
+"""Encoding of prompts that are not conversations: texts, text with media, embeddings, infilling. Also truncates, echoes, checks
+and hashes all kinds of prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUFFIX, TRUNCATE = Field("suffix"), Field("truncate_prompt_tokens")
 
 
 async def predicted_ids(loaded: LoadedModel, call: Call, text: str, param: Field) -> list[int]:
-    """Return the ids of the client's `prediction`, at most the length of an answer. Special tokens in it are text."""
+    """Return the token ids of the client's `prediction`, at most as many as the context. Special tokens are encoded as text."""
     ids = await text_ids(loaded, call, text, add_special_tokens=False, param=param, fits=False, plain=True)
     return ids[: loaded.engine.model.max_model_len]
 
@@ -43,7 +43,7 @@ async def _encode_texts(
 
 
 async def prompt_ids(loaded: LoadedModel, call: Call, given: Texts, *, fits: bool) -> list[list[int]]:
-    """Return the ids of every prompt, in order. `fits`: see `text_ids`. Raises InvalidRequest for ids outside the vocabulary."""
+    """Return the token ids of each prompt. `fits`: see `text_ids`. Raises InvalidRequest, also for ids outside the vocabulary."""
     cost = sum(CHARS_PER_PROMPT + len(prompt) for prompt in given.prompts) - CHARS_PER_PROMPT
     return await call.run_pieces(cost, _prompt_ids(loaded, given, fits))
 
@@ -75,7 +75,7 @@ def _prompt_ids(loaded: LoadedModel, given: Texts, fits: bool) -> Pieces[list[li
 async def _encode_with_media(
     given: TextWithMedia, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> EncodedPrompts:
-    """Encode a text with media. Raises InvalidRequest if the numbers of placeholders and media differ."""
+    """Encode a text with media. Raises InvalidRequest if the number of placeholders differs from the number of media items."""
     text, fits = given.text, request.truncation is None
     media = await loaded.media.read(given.media, given.processor_kwargs, call.tenant)
     try:
@@ -92,7 +92,7 @@ async def _encode_with_media(
 async def _encode_embeds(
     given: Embeds, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> EncodedPrompts:
-    """Return a placeholder id for each vector. Raises InvalidRequest."""
+    """Encode precomputed embeddings: one placeholder id per vector, and the vectors as media item. Raises InvalidRequest."""
     part = given.part
     if not loaded.engine.model.takes_embeds:
         raise InvalidRequest(
@@ -115,10 +115,10 @@ async def _encode_embeds(
 async def _encode_infill(
     given: Infill, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> EncodedPrompts:
-    """Return fill-in-the-middle prompts of each prefix and the suffix. Special tokens in the texts are text. Tokens that begin
-    another file or the surrounding text also end an answer.
+    """Encode one fill-in-the-middle prompt per prefix. Special tokens in the texts are encoded as text. `stop_ids` are the model's
+    tokens that start another file, prefix or suffix.
 
-    Raises InvalidRequest if the model cannot fill in the middle, or for ids outside the vocabulary."""
+    Raises InvalidRequest if the model does not support infilling, or for ids outside the vocabulary."""
     fits = request.truncation is None
     infill = loaded.infill
     if infill is None:
@@ -148,7 +148,7 @@ def _plain(loaded: LoadedModel, fits: bool, text: str) -> list[int]:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]:
-    """Check ids piece by piece; see `check_token_ids`."""
+    """Check token ids in short pieces of work; see `check_token_ids`."""
     for start in range(0, len(ids), PIECE):
         if start:
             yield
@@ -156,8 +156,8 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]
 
 
 def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None, limit: int) -> Sequence[int]:
-    """Return the prompt cut by `truncation`. `limit`: tokens of the context, of which `max_tokens` are reserved for
-    the answer (None: one).
+    """Return the prompt `ids` truncated as requested. `limit`: context length. Truncation to the context reserves `max_tokens`
+    tokens for the answer, or one token if `max_tokens` is None.
 
     Raises InvalidRequest if `truncation` exceeds the context."""
     wanted = truncation.num_tokens
@@ -170,7 +170,7 @@ def truncated(ids: Sequence[int], truncation: Truncation, max_tokens: int | None
 
 
 def echoed(tokenizer: Tokenizer, request: GenerateRequest, number: int, ids: Sequence[int], *, is_cut: bool) -> Echo:
-    """Return the echo of prompt `number`. `ids`: as submitted. The client's own text is used if it was not cut."""
+    """Return the echo of prompt `number`, whose token ids are `ids`. Use the client's text unless the prompt was truncated."""
     given = None if is_cut else request.prompt.text_of(number)
     return Echo(ids, tokenizer.decode(ids, skip_special_tokens=False) if given is None else given)
 
@@ -186,8 +186,8 @@ async def all_prepared(
     media: tuple[MediaItem, ...] = (),
     adapter: Adapter | None = None,
 ) -> Sequence[PreparedPrompt | None]:
-    """Check and hash long prompts on a thread, so that submitting them is cheap for the loop. Return None for each if all
-    are short."""
+    """Check and hash long prompts on a thread, so that submitting them does not block the event loop. Return one PreparedPrompt
+    per prompt, or None for each prompt if all prompts are short."""
     num_tokens = sum(map(len, prompts))
     if num_tokens <= LONG_PROMPT:
         return [None] * len(prompts)

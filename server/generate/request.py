@@ -1,8 +1,7 @@
-"""GenerateRequest: a generation request in neutral form, for all APIs.
+"""Generation request in a neutral form, to which every API converts its own request.
 
-An API converts its own validated wire types to it. Checks that depend on the loaded model happen at the start (`start`).
-None means the default of the model or the server. Errors use these field names, which are vLLM's; an API with other names
-maps them (`server.http.errors`)."""
+Checks that depend on the loaded model are in `start`. None means the default of the model or the server. Error messages use
+these field names, which are vLLM's. An API with other field names maps them (`server.http.errors`)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ PROMPT = Field("prompt")
 
 
 class Prompt(Struct, frozen=True):
-    """Prompt of a request: a Chat, Texts, a TextWithMedia, Embeds or an Infill."""
+    """Base class of prompts: Chat, Texts, TextWithMedia, Embeds and Infill."""
 
     @property
     def num_prompts(self) -> int:
@@ -36,11 +35,11 @@ class Prompt(Struct, frozen=True):
 
     @property
     def field(self) -> Field:
-        """Name of the request field with the prompt."""
+        """Name of the request field that contains the prompt."""
         return PROMPT
 
     def text_of(self, number: int) -> str | None:
-        """Return the client's text of prompt `number`; None if it was not plain text."""
+        """Return prompt `number` as the client's text, or None if it was not plain text."""
         return None
 
 
@@ -48,7 +47,7 @@ class Prompt(Struct, frozen=True):
 
 
 class PastToolCall(Struct):
-    """Tool call of an earlier turn. `arguments`: an object, or its JSON text."""
+    """Tool call in an earlier message. `arguments`: a JSON object, or its text."""
 
     id: str
     name: str
@@ -59,8 +58,8 @@ Content = str | list[str | MediaPart]  # a text, or parts, of which those that a
 
 
 class ChatMessage(Struct, kw_only=True):
-    """Message of a conversation. `name`: of the author, or of the function of a tool result. `tool_call_id`: the call of a
-    tool result."""
+    """Message of a conversation. `name`: name of the author or, in a tool result, of the function. `tool_call_id`: in a tool
+    result, id of the call."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Content | None = None
@@ -71,8 +70,8 @@ class ChatMessage(Struct, kw_only=True):
 
 
 class ToolFunction(Struct, frozen=True):
-    """Tool. `parameters`: JSON schema of its arguments. `strict`: calls must follow it. `input_grammar`: grammar of the only
-    argument, the string `input`."""
+    """Function that the model may call. `parameters`: JSON schema of the arguments. `strict`: calls must match the schema.
+    `input_grammar`: grammar of the argument `input`, for custom tools."""
 
     name: str
     description: str | None = None
@@ -91,7 +90,7 @@ ToolChoice = Literal["none", "auto", "required"] | OnlyFunction
 
 
 class Chat(Prompt, frozen=True, kw_only=True):
-    """Conversation to answer or count. `template_kwargs`: additional variables of the chat template."""
+    """Conversation as a prompt. `template_kwargs`: additional variables of the chat template."""
 
     messages: Sequence[ChatMessage]
     tools: Sequence[ToolFunction] = ()
@@ -125,30 +124,30 @@ class Chat(Prompt, frozen=True, kw_only=True):
 
     @property
     def media(self) -> list[MediaPart]:
-        """Return the media parts in order."""
+        """Media parts of all messages, in order."""
         lists = [message.content for message in self.messages if isinstance(message.content, list)]
         return [part for parts in lists for part in parts if isinstance(part, MediaPart)]
 
     @property
     def shown_tools(self) -> Sequence[ToolFunction]:
-        """Functions that the prompt describes."""
+        """Functions that are described in the prompt."""
         return () if self.tool_choice == "none" else self.tools
 
     @property
     def must_call(self) -> bool:
-        """True if the answer must consist of calls."""
+        """True if the answer must consist of tool calls."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, OnlyFunction)
 
     @property
     def callable_functions(self) -> Sequence[ToolFunction]:
-        """Functions that an answer may call."""
+        """Functions that the answer may call."""
         if isinstance(self.tool_choice, OnlyFunction):
             return [tool for tool in self.tools if tool.name == self.tool_choice.name]
         return self.shown_tools
 
 
 class Thinking(NamedTuple):
-    """Reasoning options of APIs that have a switch. `switches`: variables of the chat template."""
+    """Reasoning options, for APIs with a switch for reasoning. `switches`: variables of the chat template."""
 
     switches: Mapping[str, bool] = {}
     effort: str | None = None
@@ -157,7 +156,7 @@ class Thinking(NamedTuple):
 
     @classmethod
     def switched(cls, template: ChatTemplate, is_on: bool, *, with_tools: bool, budget: int | None = None) -> Thinking:
-        """Return options that turn reasoning on or off, by the variables that `template` reads. `budget`: maximum reasoning
+        """Return options that turn reasoning on or off with the template's variables. `budget`: maximum number of reasoning
         tokens."""
         switches = template.switches(is_on, with_tools=with_tools)
         return cls(switches, budget=budget if is_on else None if switches else 0, shown=is_on)
@@ -167,7 +166,7 @@ class Thinking(NamedTuple):
 
 
 class Texts(Prompt, frozen=True):
-    """One or several independent prompts, each as text or token ids."""
+    """One or more independent prompts. Each is a text or a list of token ids."""
 
     prompts: Sequence[str | list[int]]
     add_special_tokens: bool = True
@@ -183,7 +182,7 @@ class Texts(Prompt, frozen=True):
 
 
 class TextWithMedia(Prompt, frozen=True):
-    """Text with placeholders for `media`."""
+    """Text prompt with one placeholder for each item in `media`."""
 
     text: str
     media: Sequence[MediaPart]
@@ -195,14 +194,14 @@ class TextWithMedia(Prompt, frozen=True):
 
 
 class Embeds(Prompt, frozen=True):
-    """Prompt of precomputed embeddings, in a file."""
+    """Prompt that consists of precomputed embeddings, in a safetensors file."""
 
     part: MediaPart
 
 
 class Infill(Prompt, frozen=True):
-    """Fill-in-the-middle prompt: text is missing between each of `prefixes` (text or ids) and `suffix`. `extra`: further
-    files, by name and text. `middle`: beginning of the answer."""
+    """Fill-in-the-middle prompts: the model writes the text between a prefix and `suffix`. `prefixes`: one text or id list per
+    prompt. `extra`: (name, text) of further files. `middle`: beginning of the answer."""
 
     prefixes: Sequence[str | list[int]]
     suffix: str
@@ -218,8 +217,8 @@ class Infill(Prompt, frozen=True):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """Parts of an answer that the client wants, and where its text ends. `logprobs`, `prompt_logprobs`: number of
-    alternatives for each token, or None."""
+    """Options for the contents and end of an answer. `logprobs`, `prompt_logprobs`: number of alternatives per token, or None
+    for no log-probabilities."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -233,22 +232,23 @@ class Shown(Struct, frozen=True, kw_only=True):
 
 
 class OutputConstraint(NamedTuple):
-    """Constraint of an answer's text. `param`: name of its request field."""
+    """Constraint on an answer's text. `param`: name of the request field that sets it."""
 
     grammar: Constraint
     param: str
 
 
 class Truncation(Struct, frozen=True):
-    """Truncation of a prompt to `num_tokens`; -1: to the context less the answer. `side`: end that is cut."""
+    """Truncation of a prompt to `num_tokens` tokens; -1 means the context minus the answer. `side`: the side that is removed."""
 
     num_tokens: int
     side: Literal["left", "right"] = "left"
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True):
-    """Request of any API. `n` answers for each prompt, the likeliest of `best_of` if given. `max_tokens`: the client's
-    limit; `default_max_tokens` otherwise, cut to the context; None: the whole context."""
+    """Generation request of any API. `n`: number of answers per prompt. `best_of`: number of generated answers, of which the `n`
+    most likely are returned. `max_tokens`: the client's limit. `default_max_tokens`: limit if `max_tokens` is None, cut to the
+    context; None allows the whole context."""
 
     prompt: Prompt
     sampling: Sampling = msgspec.field(default_factory=Sampling)
@@ -270,17 +270,17 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def num_candidates(self) -> int:
-        """Number of sequences per prompt."""
+        """Number of generated answers per prompt."""
         return self.best_of or self.n
 
     @property
     def candidates_field(self) -> Field:
-        """Name of the field that sets `num_candidates`."""
+        """Name of the request field that sets `num_candidates`."""
         return Field("best_of" if self.best_of else "n")
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of alternatives per prompt token. With an echo, at least as many as for answer tokens."""
+        """Number of alternatives per prompt token, or None. With an echo, it is at least the number for answer tokens."""
         shown = self.shown
         wanted = [
             count for count in (shown.prompt_logprobs, shown.logprobs if shown.echo else None) if count is not None
@@ -292,7 +292,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
 
 
 def json_schema(schema: Any, param: str) -> OutputConstraint:
-    """Return a constraint to JSON that satisfies `schema`, an object or its JSON text."""
+    """Return a constraint to JSON that matches `schema`. `schema`: an object or its JSON text."""
     return OutputConstraint(JsonSchema(schema), param)
 
 
@@ -307,17 +307,17 @@ def regex(pattern: str, param: str) -> OutputConstraint:
 
 
 def rules(text: str, param: str) -> OutputConstraint:
-    """Return a constraint to a grammar in Lark or GBNF syntax."""
+    """Return a constraint to texts of the grammar `text`, in Lark or GBNF syntax."""
     return OutputConstraint(Rules(text), param)
 
 
 def structural_tag(tag: Mapping[str, Any], param: str) -> OutputConstraint:
-    """Return a constraint by a structural tag, as defined by xgrammar."""
+    """Return a constraint to texts that match `tag`, a structural tag in xgrammar's format."""
     return OutputConstraint(StructuralTag(tag), param)
 
 
 def _grammar_of(wanted: StructuredOutputs) -> Constraint:
-    """Return the grammar of the validated fields `wanted`."""
+    """Return the grammar that the checked request fields `wanted` define."""
     whitespace, closed = _whitespace(wanted), wanted.disable_additional_properties is not False
     if wanted.regex is not None:
         return Regex(wanted.regex)
@@ -334,10 +334,11 @@ def _grammar_of(wanted: StructuredOutputs) -> Constraint:
 def one_constraint(
     found: Sequence[OutputConstraint], wanted: Mapping[str, StructuredOutputs]
 ) -> OutputConstraint | None:
-    """Return the single constraint of `found`, from the API's own fields, and `wanted`, from other fields by name.
+    """Return the single constraint that a request defines. `found`: from the API's own fields. `wanted`: from other fields, by
+    name.
 
-    Clients may repeat a constraint in old and new fields. A field that only sets a style determines how JSON of the others
-    is written. Raises InvalidRequest if constraints differ."""
+    Clients may repeat a constraint in old and new fields. A field that only sets a style determines how JSON is formatted.
+    Raises InvalidRequest if constraints differ."""
     constraints = list(found)
     constraints += (OutputConstraint(_grammar_of(one), param) for param, one in wanted.items() if not one.is_style)
     for param, style in wanted.items():
@@ -369,7 +370,7 @@ def _whitespace(wanted: StructuredOutputs) -> Whitespace:
 
 
 def _meaning(grammar: Constraint) -> object:
-    """Return a value that is equal for equivalent grammars."""
+    """Return a key that is equal for equivalent grammars."""
     if not isinstance(grammar, JsonSchema) or not isinstance(grammar.schema, str):
         return grammar
     try:

@@ -1,7 +1,7 @@
-"""Conversion of sampling fields to the engine's SamplingParams, with the model's defaults.
+"""Conversion of a request's sampling fields to the engine's SamplingParams, with the model's defaults.
 
-Everything that depends on the model is checked here, since the engine does not: ids lie in the vocabulary, counts fit the
-context."""
+All values that depend on the model are checked here, because the engine does not check them: token ids must be in the
+vocabulary, and token counts must fit the context."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def sampling_params(
     model: ModelInfo,
     allowed: frozenset[int] | None = None,
 ) -> list[SamplingParams]:
-    """Return parameters for each sequence of a prompt. Only the first computes prompt log-probabilities, unless answers are
-    streamed. `allowed`: see `allowed_token_ids`.
+    """Return the sampling parameters of each sequence of one prompt. Only the first sequence computes prompt log-probabilities,
+    unless answers are streamed. `allowed`: result of `allowed_token_ids`.
 
-    Raises ContextLengthExceeded, or InvalidRequest for ids outside the vocabulary and min_tokens above max_tokens."""
+    Raises ContextLengthExceeded, or InvalidRequest for ids outside the vocabulary or min_tokens above max_tokens."""
     max_tokens = _resolve_max_tokens(
         request.max_tokens, request.default_max_tokens, num_prompt_tokens, model, request.prompt.field
     )
@@ -97,7 +97,7 @@ def _shared_params(
 
 
 def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: bool = True) -> SamplingParams:
-    """Return the parameters of answer `choice` of n, with a seed of its own so that answers differ."""
+    """Return the parameters of answer number `choice`. Each answer has its own seed, so that answers differ."""
     if params.prompt_logprobs is not None and not with_prompt_logprobs:
         params = dataclasses.replace(params, prompt_logprobs=None)
     if params.seed is None or choice == 0:
@@ -106,8 +106,7 @@ def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: boo
 
 
 async def allowed_token_ids(ids: Sequence[int], call: Call, vocab_size: int) -> frozenset[int]:
-    """Return the set of ids that may be sampled, checked once per request and off the event loop: it can be as large as the
-    vocabulary.
+    """Return `ids` as a set, checked off the event loop, because `ids` can be as large as the vocabulary. Called once per request.
 
     Raises InvalidRequest."""
     if len(ids) > vocab_size:
@@ -121,7 +120,7 @@ async def allowed_token_ids(ids: Sequence[int], call: Call, vocab_size: int) -> 
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:
-    """Raise InvalidRequest for ids outside the vocabulary. Negative ids must be excluded before."""
+    """Raise InvalidRequest if an id is outside the vocabulary. The caller has already rejected negative ids."""
     if ids and (largest := max(ids)) >= vocab_size:
         raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size}", param=param)
 
@@ -129,9 +128,10 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: Field) -> None:
 def _resolve_max_tokens(
     wanted: int | None, default: int | None, prompt_tokens: int, model: ModelInfo, param: Field
 ) -> int:
-    """Return the maximum number of generated tokens. `default` None: the rest of the context.
+    """Return the maximum number of generated tokens. `wanted`: the client's limit. `default`: limit if `wanted` is None; None means
+    the rest of the context.
 
-    Raises ContextLengthExceeded if the context has no room for `wanted` tokens, or for one."""
+    Raises ContextLengthExceeded if the context has too few tokens left for `wanted`, or none."""
     limit = model.max_model_len
     room = limit - prompt_tokens
     if room < 1 and (wanted != 0 or room < 0):
@@ -156,7 +156,7 @@ def _at_most(value: int | None, limit: int) -> int | None:
 
 
 def _logprobs(request: GenerateRequest, vocab_size: int) -> int | None:
-    """Return the number of alternatives per token. Answers that compete always need log-probabilities."""
+    """Return the number of alternatives per token, or None. With `best_of`, log-probabilities are always computed."""
     if request.shown.logprobs is None and request.num_candidates > request.n:
         return 0
     return _at_most(request.shown.logprobs, vocab_size)

@@ -1,5 +1,5 @@
-"""Start of a generation, for every API: encodes prompts, checks parameters against the model, creates one engine request per
-sequence. Knows no HTTP and no frames."""
+"""Start of a generation, for every API: encodes the prompts, checks parameters against the model, and creates one engine request
+per sequence. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MADE_AT_ONCE = 32  # requests, some tenths of a millisecond
 
 
 class Terms(NamedTuple):
-    """Terms of a request that concern the engine, and the call it came by. `deadline_s`: by `time.monotonic()`, or None.
-    `cache_salt`: requests share prefixes only if it is equal."""
+    """Values of a call that every engine request of it needs. `deadline_s`: by `time.monotonic()`, or None. `cache_salt`:
+    requests share cached prefixes only if their salts are equal."""
 
     call: Call
     priority: int
@@ -41,10 +41,10 @@ class Terms(NamedTuple):
     def of(
         cls, config: ServerConfig, call: Call, *, priority: int, timeout_s: float | None, cache_salt: str | None
     ) -> Self:
-        """Return the terms of the request `call`. `timeout_s`: from the body. `cache_salt`: the client's, which is combined
-        with the salt of its key.
+        """Return the terms of `call`. `timeout_s`: the client's timeout. `cache_salt`: the client's salt, which is combined with
+        the salt of the API key.
 
-        Raises InvalidRequest for a priority if the scheduling policy ignores priorities."""
+        Raises InvalidRequest if `priority` is set but the scheduling policy ignores priorities."""
         if priority and config.scheduling_policy != "priority":
             raise InvalidRequest(PRIORITY, " needs a server started with --scheduling-policy priority", param=PRIORITY)
         is_shared = call.tenant is None or config.shared_prefix_cache
@@ -56,7 +56,7 @@ class Terms(NamedTuple):
         *, prepared: api.PreparedPrompt | None = None, media: tuple[api.MediaItem, ...] = (), speculative: bool = True,
         prediction: Sequence[int] = (),
     ) -> api.Request:  # fmt: skip
-        """Return a request on these terms. Arguments: see `api.Request`."""
+        """Create an engine request with these terms. Arguments: see `api.Request`."""
         return api.Request(
             id=id,
             prompt_ids=prompt_ids,
@@ -79,12 +79,11 @@ class Terms(NamedTuple):
 async def start(
     config: ServerConfig, call: Call, loaded: LoadedModel, request: GenerateRequest, *, id: str
 ) -> tuple[Generation, tuple[Field, ...]]:
-    """Return an unopened Generation, and the fields of `request` without effect on this model or engine, which are reported to
-    the client.
+    """Prepare a generation. Return the generation, not yet opened, and the fields of `request` that this model ignores.
 
-    For each choice, Outputs become text by `Choice.feed` or events by `Choice.events`, with log-probabilities by
-    `take_logprobs`; `finish_reason` is set with the last output. Raises ApiError, whose message and `param` refer to Fields
-    of GenerateRequest."""
+    For each choice, call `Choice.feed` to get text or `Choice.events` to get events, and `take_logprobs` to get
+    log-probabilities. `finish_reason` is set with the last output. Raises ApiError, whose message and `param` refer to Fields of
+    GenerateRequest."""
     _check(config, request)
     terms = Terms.of(
         config, call, priority=request.priority, timeout_s=request.timeout_s, cache_salt=request.cache_salt
@@ -138,7 +137,6 @@ async def _requests(
     media: tuple[api.MediaItem, ...],
     prediction: Sequence[int],
 ) -> list[api.Request]:
-    """Return one engine request for each answer to each of `prompts`."""
     allowed = None
     if request.sampling.allowed_token_ids is not None:
         allowed = await allowed_token_ids(
@@ -170,7 +168,7 @@ async def _requests(
 
 
 def _check(config: ServerConfig, request: GenerateRequest) -> None:
-    """Raise InvalidRequest if the request has more sequences than an empty queue accepts, so that retrying is useless."""
+    """Raise InvalidRequest if the request has more sequences than an empty queue accepts. Retrying would always fail."""
     num_prompts, width = request.prompt.num_prompts, request.num_candidates
     limit = min(config.max_queue, config.max_num_seqs_per_key or config.max_queue)
     if num_prompts * width > limit:
@@ -185,7 +183,6 @@ def _check(config: ServerConfig, request: GenerateRequest) -> None:
 def _fitted(
     loaded: LoadedModel, request: GenerateRequest, encoded: EncodedPrompts, given: Sequence[int]
 ) -> Sequence[int]:
-    """Return the ids of a prompt, truncated if requested. Raises InvalidRequest."""
     if not given:
         field = request.prompt.field
         raise InvalidRequest(field, " is empty: at least one token is required", param=field)
@@ -209,7 +206,7 @@ def _text_options(request: GenerateRequest, encoded: EncodedPrompts, constrained
 
 
 def _check_beams(request: GenerateRequest, model: api.ModelInfo) -> None:
-    """Raise InvalidRequest if there are more beams than tokens in the vocabulary."""
+    """Raise InvalidRequest if there are more beams and end tokens than tokens in the vocabulary."""
     width = request.num_candidates
     num_ends = len(model.eos_token_ids) + len(request.sampling.stop_token_ids or ())
     if request.beams is not None and width + num_ends > model.vocab_size:

@@ -1,4 +1,4 @@
-"""Timings of a generation: submission, first token and last token, for APIs that report them."""
+"""Timings of a generation, for APIs that report them: submission, first token and last token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Timings:
-    """Times of a request in s. `arrival_s`: arrival, by `clock`. Durations of phases that have not started are 0."""
+    """Times of one request, in seconds. `arrival_s`: time of arrival, by `clock`. A phase that has not started has duration 0."""
 
     __slots__ = ("_arrival_s", "_begun_s", "_clock", "_first_s", "_last_s")
 
@@ -18,28 +18,28 @@ class Timings:
         self._last_s: float | None = None
 
     def begin(self) -> None:
-        """Record the submission to the engine."""
+        """Record the time at which the request is submitted to the engine."""
         self._begun_s = self._clock()
 
     def note(self) -> None:
-        """Record the arrival of tokens."""
+        """Record the time at which tokens arrive."""
         self._last_s = self._clock()
         if self._first_s is None:
             self._first_s = self._last_s
 
     @property
     def preparing_s(self) -> float:
-        """Return the seconds before submission: template, tokenisation, grammar."""
+        """Seconds from arrival to submission: chat template, tokenisation and grammar."""
         return self._begun_s - self._arrival_s
 
     @property
     def prompt_s(self) -> float:
-        """Return the seconds from submission to the first token, including the queue."""
+        """Seconds from submission to the first token, including the time in the queue."""
         return 0.0 if self._first_s is None else self._first_s - self._begun_s
 
     @property
     def answer_s(self) -> float:
-        """Return the seconds from the first to the latest token."""
+        """Seconds from the first token to the latest token."""
         return 0.0 if self._first_s is None or self._last_s is None else self._last_s - self._first_s
 
     @property

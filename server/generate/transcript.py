@@ -1,6 +1,6 @@
-"""Transcript: the parts of a whole answer, collected from its events in order.
+"""Transcript of a whole answer: text, reasoning and tool calls, collected from its events.
 
-A malformed call becomes text, so that no output is lost and every call can be executed."""
+A malformed call is added to the text, so no output is lost and every call in the list can be executed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.text.events import CutOff, Event, Malformed, Reasoning, Text, ToolAr
 
 @dataclass(frozen=True, slots=True)
 class TranscriptCall:
-    """Tool call. `arguments`: a JSON object, as text."""
+    """Tool call of an answer. `arguments`: a JSON object, as text."""
 
     id: str
     name: str
@@ -23,7 +23,7 @@ Part = Text | Reasoning | TranscriptCall
 
 
 class Transcript:
-    """Transcript of an answer. `cut_off`: a call interrupted by the token limit, with its text, which is the end of `text`."""
+    """Contents of one answer. `cut_off`: call that the token limit interrupted, with its text, which is also the end of `text`."""
 
     __slots__ = ("_heads", "_places", "_texts", "cut_off")
 

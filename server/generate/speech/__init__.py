@@ -1,1 +1,1 @@
-"""Transcription and translation of audio: a core of its own beside that of generated text. No API, no HTTP."""
+"""Core of transcription and translation of audio, for all APIs. Independent of HTTP."""

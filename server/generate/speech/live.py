@@ -1,9 +1,9 @@
-"""LiveTranscript: the text of speech while it goes on, of which what was said stays.
+"""Live transcription: converts streamed audio to text that is final once it is returned.
 
-After each second of audio the window so far is decoded anew, behind the text that is settled; words on which two such attempts
-agree are settled too (LocalAgreement, Macháček et al. 2023). Settled tokens are the prefix of every later attempt, so the
-deltas concatenated are the whole text. A window that is full is cut in a pause. Time is counted in samples: the same audio
-in the same pieces gives the same deltas; attempts for which a later one is due already are left out."""
+After each second of audio, the current window is decoded again, after the text that is already final. Words in which two
+consecutive decodings agree become final (LocalAgreement, Macháček et al. 2023). Final tokens are the prefix of later decodings,
+so the returned pieces concatenate to the whole text. A full window is cut at a pause. Time is counted in samples, so the same
+audio in the same pieces gives the same text. A decoding is skipped if the next is already due."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MAX_SEARCH_S: Final = 10.0  # of a full window, in which a pause is looked for
 
 
 class LiveTranscript:
-    """Transcript of one item: `append` audio, `end` it, and `step` while it is due."""
+    """Live transcript of one audio item. Call `append` with audio, `step` while `is_due`, and `end` after the last audio."""
 
     def __init__(
         self, config: ServerConfig, call: Call, loaded: LoadedModel, request: TranscribeRequest, *, id: str
     ) -> None:
-        """Prepare for `request`, of which prompts, times and order are not used: text follows text."""
+        """Create the transcript. The temperatures, timestamps and window order of `request` are not used."""
         speech = loaded.require_speech()
         info = speech.format.info
         self.text = ""  # that was returned
@@ -64,12 +64,12 @@ class LiveTranscript:
         self.num_samples += len(samples)
 
     def end(self) -> None:
-        """Note that there is no more audio."""
+        """Mark the end of the audio. The next steps make all text final."""
         self._has_ended = True
 
     @property
     def is_due(self) -> bool:
-        """Return whether there is enough audio for a step, or the last step is to be done."""
+        """True if `step` should be called: there is enough new audio, or the audio has ended."""
         return self._has_ended or self._window_samples - self._attempted_samples >= self._attempt_size
 
     @property
@@ -78,11 +78,11 @@ class LiveTranscript:
 
     @property
     def unsettled_samples(self) -> int:
-        """Number of samples that no attempt has heard yet."""
+        """Number of samples that no decoding has used yet."""
         return self._window_samples - self._attempted_samples
 
     async def step(self) -> str:
-        """Return the text that is settled by the audio so far, behind that of earlier steps; "" if none is.
+        """Decode the current window. Return the text that became final since the last step, or "".
 
         Raises ApiError or EngineError."""
         if not self._has_entered:
@@ -98,7 +98,7 @@ class LiveTranscript:
         return self._settle(window)
 
     async def _cut(self) -> int:
-        """Return the number of samples of a full window that end in a pause."""
+        """Return the number of samples up to a pause near the end of a full window."""
         info = self._speech.format.info
         longest_s = self._max_samples / info.sample_rate
         search_s = min(MAX_SEARCH_S, longest_s / 2)
@@ -121,7 +121,7 @@ class LiveTranscript:
         return added
 
     async def _attempt(self, num_samples: int, *, is_last: bool) -> list[int]:
-        """Return the tokens of the window's first `num_samples` behind those that are settled."""
+        """Decode the first `num_samples` of the window. Return the tokens after the final tokens."""
         info, mel = self._speech.format.info, self._speech.mel
         pieces = self._pieces[:]
 
@@ -138,7 +138,7 @@ class LiveTranscript:
     # --- what is settled ----------------------------------------------------------------------------------------------
 
     def _settle(self, ids: Sequence[int]) -> str:
-        """Settle the words in which `ids` and the last attempt agree, and return their text."""
+        """Make the words final in which `ids` and the previous decoding agree. Return their text."""
         agreed = 0
         while agreed < min(len(ids), len(self._last)) and ids[agreed] == self._last[agreed]:
             agreed += 1
@@ -148,8 +148,8 @@ class LiveTranscript:
         return self._added(self._text_with(())) if end else ""
 
     def _ends_word(self, ids: Sequence[int], at: int) -> bool:
-        """Return whether a word ends before token `at`, which is there: before a space, or in text without spaces (Chinese) behind
-        a whole character."""
+        """Return True if a word ends before token `at`: the token begins with a space, or in scripts without spaces (Chinese)
+        the text before it ends with a complete character."""
         if at >= len(ids):
             return False
         following = self._loaded.tokenizer.token_bytes(ids[at])
@@ -162,7 +162,7 @@ class LiveTranscript:
         return self._decoder.text([*self._settled, *ids])
 
     def _added(self, text: str) -> str:
-        """Return what the window's `text` adds to the settled text. The whole text begins without a space."""
+        """Return the part of the window's `text` that was not returned before. The whole transcript begins without a space."""
         added, self._settled_text = text[len(self._settled_text) :], text
         if not self.text:
             added = added.lstrip()
@@ -175,4 +175,4 @@ def _has_no_case(character: str) -> bool:
 
 
 def _nothing(ids: Sequence[int]) -> None:
-    """Take the tokens of an attempt as they come."""
+    """Ignore `ids`. Passing this callback to `decode` limits the window to one attempt."""

@@ -1,4 +1,4 @@
-"""TranscribeRequest: which text of a sound a client wants, in the core's own words; and what becomes of it."""
+"""Transcription request and its result, in a neutral form for all APIs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FALLBACK: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures, tried in order
 
 
 class Thresholds(Struct, frozen=True):
-    """Limits beyond which a window is decoded again at the next temperature, or holds no speech. Defaults: of the paper."""
+    """Thresholds for decoding a window again at the next temperature (`compression_ratio`, `logprob`), or for treating it as
+    silent (`no_speech`). Defaults are those of the Whisper paper."""
 
     compression_ratio: float | None = 2.4
     logprob: float | None = -1.0
@@ -24,11 +25,13 @@ class Thresholds(Struct, frozen=True):
 
 
 class TranscribeRequest(Struct, frozen=True, kw_only=True):
-    """Request for the text of audio. `language`: a code, None to detect it. `prompt`: text before it, whose style and names
-    the model follows. `temperatures`: tried in order until a window passes the thresholds. `timestamps`: segments have times.
-    `in_order`: each window begins where the last segment of the one before ends; otherwise sound is cut in its pauses and the
-    pieces are decoded at the same time. `after_text`: each window continues the text of those before (only `in_order`).
-    `measures_speech`: segments have `no_speech_prob`. `max_tokens`: of a window."""
+    """Transcription request of any API.
+
+    `language`: language code, None to detect it. `prompt`: text before the audio, whose style and names the model follows.
+    `temperatures`: tried in order until a window passes the thresholds. `timestamps`: segments have times. `in_order`: each
+    window begins where the previous window's last segment ends; otherwise audio is split at pauses and decoded in parallel.
+    `after_text`: each window continues the previous text (requires `in_order`). `measures_speech`: segments have
+    `no_speech_prob`. `max_tokens`: maximum number of tokens per window."""
 
     task: Task = "transcribe"
     language: str | None = None
@@ -47,8 +50,8 @@ class TranscribeRequest(Struct, frozen=True, kw_only=True):
 
 
 class Segment(Struct, kw_only=True):
-    """Segment of a transcript, as OpenAI has it. `seek`: frame at which its window begins; `start`, `end`: seconds. `temperature`,
-    `avg_logprob`, `compression_ratio`, `no_speech_prob`: of its window; the last None where it was not measured."""
+    """Segment of a transcript, with OpenAI's fields. `seek`: first frame of its window. `start`, `end`: seconds. `temperature`,
+    `avg_logprob`, `compression_ratio` and `no_speech_prob` are values of its window; `no_speech_prob` is None if not measured."""
 
     id: int
     seek: int
@@ -63,8 +66,8 @@ class Segment(Struct, kw_only=True):
 
 
 class Spoken(Struct):
-    """Text of a whole sound of `duration_s` seconds. `language`: its code, None where the model knows one language and none was
-    named. `tokens`: ids of its text with their log-probabilities."""
+    """Transcript of audio of `duration_s` seconds. `language`: language code, None if a model of one language was given none.
+    `tokens`: token ids of the text, with their log-probabilities."""
 
     duration_s: float
     language: str | None

@@ -1,4 +1,4 @@
-"""Segments of a window's tokens, by their timestamps: as in Whisper's own long form, and in transformers'."""
+"""Split of a window's tokens into segments at timestamp tokens, as in Whisper's and transformers' long-form decoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.models.speech import TIMESTAMP_S
 
 
 class SegmentPiece(NamedTuple):
-    """Tokens of a segment, timestamps included, from `start` to `end` seconds of its window."""
+    """Tokens of one segment, timestamps included. `start` and `end`: seconds from the start of its window."""
 
     start: float
     end: float
@@ -19,11 +19,10 @@ class SegmentPiece(NamedTuple):
 def split(
     ids: Sequence[int], timestamp_begin: int, num_frames: int, frames_per_timestamp: int = 2
 ) -> tuple[list[SegmentPiece], int]:
-    """Return the segments of a window, and the number of its frames that they cover: the next window begins behind them.
+    """Split a window into segments. Return the segments, and the number of frames that they cover. The next window begins there.
 
-    `ids`: what was drawn for the window, without the end. `num_frames`: frames of sound in the window. Two timestamps side by side
-    end a segment. What follows the last such pair was cut off in the middle and belongs to the next window, unless one more
-    timestamp ends it."""
+    `ids`: tokens of the window, without the end token. `num_frames`: frames of audio in the window. Two consecutive timestamps
+    end a segment. Tokens after the last such pair belong to the next window, unless a single timestamp ends them."""
     is_stamp = [id >= timestamp_begin for id in ids]
     ends_once = is_stamp[-2:] == [False, True]
     places = [place + 1 for place in range(len(ids) - 1) if is_stamp[place] and is_stamp[place + 1]]
@@ -54,7 +53,8 @@ def split(
 
 
 def tokens_before(segments: Sequence[Sequence[int]], timestamp_begin: int, limit: int) -> list[int]:
-    """Return the last `limit` tokens of `segments` for the next window's prompt. The last segment's second end is left out."""
+    """Return the last `limit` tokens of `segments`, for the next window's prompt. If they end with two timestamps, drop the
+    second."""
     ids = [id for segment in segments for id in segment]
     if len(ids) > 1 and ids[-1] >= timestamp_begin and ids[-2] >= timestamp_begin:
         ids.pop()

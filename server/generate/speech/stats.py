@@ -1,4 +1,4 @@
-"""SpeechStats: numbers of transcripts for /metrics."""
+"""Statistics of transcription, for /metrics."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class SpeechStats:
         self._sum = 0.0
 
     def observe(self, spoken: Spoken, elapsed_s: float) -> None:
-        """Count a transcript that took `elapsed_s` seconds."""
+        """Count a finished transcript. `elapsed_s`: processing time in seconds."""
         factor = spoken.duration_s / max(elapsed_s, 1e-9)
         self._seconds += spoken.duration_s
         self._counts[bisect_left(_FACTORS, factor)] += 1
         self._sum += factor
 
     def observe_live(self, seconds: float) -> None:
-        """Count `seconds` of audio that was transcribed while it came, at its own speed."""
+        """Count `seconds` of audio that was transcribed live. It does not count towards the speed factor."""
         self._seconds += seconds
 
     def metrics(self) -> Iterable[Metric]:
-        """Return the metrics; none before the first transcript."""
+        """Return the metrics. Empty before the first transcript."""
         if self._seconds:
             yield Metric("speech_audio_seconds", "Seconds of audio transcribed.", "counter", {(): self._seconds})
         if not any(self._counts):

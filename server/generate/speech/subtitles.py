@@ -1,4 +1,4 @@
-"""Subtitles of a transcript: SubRip (.srt) and WebVTT (.vtt)."""
+"""Subtitle formats of a transcript: SubRip (.srt) and WebVTT (.vtt)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def vtt(segments: Iterable[Segment]) -> str:
 
 
 def _cues(segments: Iterable[Segment]) -> Iterator[tuple[float, float, str]]:
-    """Segments with text, one line each; `-->` in a text would be read as a time."""
+    """Yield (start, end, text) of each segment with text. "-->" is replaced, since subtitle parsers would read it as a time."""
     for segment in segments:
         text = " ".join(segment.text.split()).replace("-->", "->")
         if text:

@@ -1,4 +1,4 @@
-"""transcribe: a whole sound to its text: cut in pauses or followed in order, window by window, on behalf of one request."""
+"""Transcription of a whole audio file: splits the audio at pauses, or decodes its windows in order, for one request."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ async def transcribe(
     note: NoteText | None = None,
     progress: Callable[[float], object] = lambda seconds: None,
 ) -> Spoken:
-    """Return the text of `samples` [N], at the model's rate. With `note`, which gets the text as it is drawn, no window is decoded
-    twice. `progress`: called with the seconds of sound that are done since.
+    """Transcribe `samples` [N], at the model's sampling rate. `note`: called with new text while windows are decoded; each window
+    then has one attempt only. `progress`: called with the number of seconds of audio completed since its last call.
 
-    Raises ApiError, in which fields are Fields, or EngineError."""
+    Raises ApiError, whose fields are Fields, or EngineError."""
     speech = loaded.require_speech()
     check_request(loaded, request)
     run = _Run(config, call, loaded, speech, samples, request, id, progress)
@@ -52,7 +52,7 @@ async def transcribe(
 
 
 def check_request(loaded: LoadedModel, request: TranscribeRequest) -> None:
-    """Raise InvalidRequest for what the model cannot do."""
+    """Raise InvalidRequest if the model does not support the task or language of `request`."""
     languages = loaded.require_speech().format.languages
     if request.task == "translate" and not languages:
         raise InvalidRequest("this model knows English alone, so it translates nothing", param=MODEL)
@@ -161,7 +161,6 @@ class _Run:
         return found
 
     def _pieces(self, window: DecodedWindow, num_frames: int) -> tuple[list[SegmentPiece], int]:
-        """Return the segments of a window and the number of frames they cover."""
         info = self._format.info
         if not window.is_speech:
             return [], num_frames
@@ -181,7 +180,7 @@ class _Run:
 
 
 class _TextOf:
-    """Text of a window's ids as they come."""
+    """Callback that converts a window's token ids to text while they are generated."""
 
     def __init__(self, loaded: LoadedModel, end: int, note: NoteText) -> None:
         self._detokenizer = loaded.tokenizer.table.detokenizer(continues=True)
@@ -200,8 +199,8 @@ class _TextOf:
 
 
 class _Ordered:
-    """Texts of spans that are decoded at the same time, passed on in the order of the spans. The whole begins without a
-    space."""
+    """Merger of the texts of spans that are decoded in parallel. It calls `note` in the order of the spans. Leading white space
+    of the whole text is removed."""
 
     def __init__(self, note: NoteText, num_spans: int) -> None:
         self._note = note

@@ -1,6 +1,6 @@
-"""WindowDecoder: one window of a sound through the engine: its language, its tokens, and other temperatures where these fail.
+"""Decoder of audio windows: detects the language, generates tokens, and retries at other temperatures.
 
-Thresholds and fallback are Whisper's (Radford et al. 2022, 4.5)."""
+Thresholds and temperature fallback are Whisper's (Radford et al. 2022, section 4.5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Drawn = list[tuple[int, api.TokenLogprobs]]
 
 @dataclass(frozen=True, slots=True)
 class DecodedWindow:
-    """Tokens and text drawn for a window, without the end. `is_speech` False: it holds none, and no text of it counts."""
+    """Generated tokens and text of a window, without the end token. If `is_speech` is False, the text must be ignored."""
 
     drawn: Drawn
     text: str
@@ -45,7 +45,7 @@ class DecodedWindow:
 
 
 class WindowDecoder:
-    """Decoder of one request's windows. `num_prompt_tokens`, `num_output_tokens`: so far, of all windows and attempts."""
+    """Decoder of the windows of one request. `num_prompt_tokens`, `num_output_tokens`: totals over all windows and attempts."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class WindowDecoder:
         self.num_prompt_tokens = self.num_output_tokens = 0
 
     async def enter(self) -> None:
-        """Load the model if need be. Raises as `LoadedModel.enter` does."""
+        """Load the model if it is not loaded. Raises the same errors as `LoadedModel.enter`."""
         await self._loaded.enter(self._call, self._terms.deadline_s)
 
     async def language(self, item: api.MediaItem) -> str:
-        """Return the likeliest language of a window. Raises as `decode` does."""
+        """Return the code of the most likely language of a window. Raises ApiError or EngineError."""
         codes = {id: code for code, id in self._format.languages.items()}
         ((_, drawn),) = await self._run(self._probe(item, [self._format.start], tuple(codes)))
         return codes[max(drawn.top, key=lambda each: each[1])[0]]
@@ -82,8 +82,8 @@ class WindowDecoder:
         self, item: api.MediaItem, language: str | None, before: Sequence[int], note: NoteIds | None = None,
         *, prefix: Sequence[int] = (),
     ) -> DecodedWindow:  # fmt: skip
-        """Decode a window behind the text `before`. With `note`, which is called with ids as they come, there is one attempt.
-        `prefix`: ids with which its text begins; the result has those behind them.
+        """Decode a window. `before`: token ids of the text before the window. `prefix`: token ids with which the window's text
+        begins; the result does not repeat them. `note`: called with new token ids; there is then only one attempt.
 
         Raises ApiError or EngineError."""
         request = self._request
@@ -122,7 +122,7 @@ class WindowDecoder:
         return DecodedWindow(drawn, text, temperature, average, ratio, no_speech)
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, without timestamps and control tokens."""
+        """Decode `ids` to text, without timestamps and control tokens."""
         return self._loaded.tokenizer.decode([id for id in ids if id < self._format.end])
 
     async def _no_speech(self, item: api.MediaItem, before: Sequence[int]) -> float:
@@ -140,7 +140,7 @@ class WindowDecoder:
         return replace(params, logprobs=0, transcript=rules)
 
     def _probe(self, item: api.MediaItem, prompt: Sequence[int], ids: tuple[int, ...]) -> api.Request:
-        """Return a request for the log-probabilities of `ids` behind `prompt`."""
+        """Return an engine request for the log-probabilities of `ids` as the next token after `prompt`."""
         params = api.SamplingParams(1, temperature=0.0, ignore_eos=True, logprobs=len(ids), logprob_token_ids=ids)
         return self._engine_request(item, prompt, params)
 
@@ -151,7 +151,6 @@ class WindowDecoder:
         return self._terms.engine_request(id, prompt, params, self._loaded.adapter, media=(item,), speculative=False)
 
     async def _run(self, request: api.Request, note: NoteIds | None = None) -> Drawn:
-        """Return what the engine draws for `request`."""
         drawn: Drawn = []
         async with self._loaded.engine.submit([request], continues=self._num_requests > 1) as stream:
             async for outputs in stream:

@@ -1,1 +1,1 @@
-"""Structured outputs: compiles constraints of clients to matchers for the engine."""
+"""Structured outputs: compiles the output constraints of clients to matchers for the engine."""

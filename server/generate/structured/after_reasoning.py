@@ -1,5 +1,5 @@
-"""Reasoning-aware matchers: the grammar applies to the answer only. Reasoning is free, except for end tokens, so that an
-answer follows."""
+"""Matchers whose grammar applies only after the reasoning. During the reasoning, all tokens are allowed except end tokens, so
+that an answer follows."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def after_reasoning(
     closes: Sequence[str],
     reasoning_open: bool,
 ) -> MatcherFactory:
-    """Return matchers that apply those of `make` to the text after the first of `closes`.
+    """Return a factory of matchers that apply those of `make` only after the first of the closing tags `closes`.
 
-    `reasoning_open`: the prompt ends inside the reasoning. Otherwise reasoning starts with one of `opens`; without it, the
-    answer starts at the first token."""
+    `reasoning_open`: the prompt ends inside the reasoning. Otherwise reasoning starts with one of the opening tags `opens`. If
+    the first tokens are not an opening tag, they belong to the answer."""
     markers = tuple(close.encode() for close in closes)
     beginnings = (
         () if reasoning_open else tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in opens)
@@ -90,7 +90,7 @@ class _ReasoningAwareMatcher:
         return take_back
 
     def _opened(self, token_id: int) -> bool:
-        """Return whether this token completes an opening marker."""
+        """Return True if `token_id` completes an opening tag."""
         self._opens = [open for open in self._opens if open[self._num_written] == token_id]
         self._num_written += 1
         if not self._opens:

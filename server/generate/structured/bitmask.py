@@ -1,4 +1,4 @@
-"""Token bitmasks, as `TokenMatcher.allowed` returns them: bit t % 32 of little-endian 32-bit word t // 32 allows token t."""
+"""Token bitmasks, as returned by `TokenMatcher.allowed`. Bit t % 32 of little-endian 32-bit word t // 32 allows token t."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def with_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
 
 
 def without_bits(mask: Bitmask, token_ids: Iterable[int]) -> bytearray:
-    """Return a copy of `mask` with `token_ids` cleared. Ids beyond its end are skipped: a tokenizer can be larger than its
-    model."""
+    """Return a copy of `mask` with the bits of `token_ids` cleared. Ids beyond the end of `mask` are skipped, because a
+    tokenizer can have more tokens than its model."""
     words = bytearray(mask)
     for token_id in token_ids:
         if token_id >> 3 < len(words):

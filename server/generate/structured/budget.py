@@ -1,4 +1,4 @@
-"""Budget: matcher that limits reasoning to a number of tokens, and then forces the end of reasoning."""
+"""Reasoning budget: a matcher that limits the number of reasoning tokens, and then forces the closing tag."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from server.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """Markers of reasoning. `pairs`: opening and closing marker. `reasoning_open`: the prompt ends after the first opening
-    marker. `again`: common prefix of openings that may occur repeatedly; no opening may follow it after the budget is used
-    up. None: reasoning occurs only at the beginning."""
+    """Markers of reasoning. `pairs`: (opening, closing) markers. `reasoning_open`: the prompt ends after the first opening
+    marker. `again`: common prefix of opening markers that may occur repeatedly; no opening marker may follow it once the budget
+    is used up. If `again` is None, reasoning occurs only at the beginning."""
 
     pairs: tuple[tuple[str, str], ...]
     reasoning_open: bool = False
@@ -22,7 +22,7 @@ class ReasoningMarkers:
 
 
 def thinking_budget(limit: int, markers: ReasoningMarkers, tokenizer: Tokenizer, vocab_size: int) -> MatcherFactory:
-    """Return matchers that end reasoning after `limit` tokens inside of markers, summed over all blocks."""
+    """Return a factory of matchers that end reasoning after `limit` tokens, summed over all reasoning blocks of an answer."""
     pairs = [
         (open.encode(), close.encode(), tokenizer.encode(close, add_special_tokens=False))
         for open, close in markers.pairs
@@ -35,7 +35,7 @@ def thinking_budget(limit: int, markers: ReasoningMarkers, tokenizer: Tokenizer,
 
 
 class _Budget:
-    """TokenMatcher of the budget. It searches markers in the bytes of the text, so any tokenisation of a marker is found."""
+    """TokenMatcher of the reasoning budget. Markers are searched in the text's bytes, so their tokenisation does not matter."""
 
     def __init__(
         self,

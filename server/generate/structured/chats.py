@@ -1,6 +1,6 @@
-"""Grammar of a chat's answer: calls in the model's own format with arguments that follow their schemas, and optionally text.
+"""Grammar of a chat's answer: tool calls in the model's own format, with arguments that match their schemas, and optionally text.
 
-The formats come from tool parsers (`text/tools/`) as CallFormats; here they become a Lark grammar, by a RuleWriter."""
+Tool parsers (`text/tools/`) define the formats as CallFormat objects. This module converts them to a Lark grammar."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _STRING: Schema = {"type": "string"}
 
 
 class FunctionRule(Struct, frozen=True):
-    """Function that may be called. `schema`: of its arguments, an object. `input`: grammar of the only argument, the string
-    `input`."""
+    """Function that the answer may call. `schema`: JSON schema of its arguments object. `input`: grammar of the argument
+    `input`, for custom tools."""
 
     name: str
     schema: Any
@@ -33,8 +33,8 @@ class FunctionRule(Struct, frozen=True):
 
 
 class ChatGrammar(Struct, frozen=True, tag=True):
-    """Grammar of a chat's answer. `functions`: that may be called. `must_call`: an answer consists of calls. `answer`:
-    grammar of an answer without calls, None for any text. `several`: more than one call is allowed."""
+    """Grammar of a chat's answer. `functions`: functions that may be called. `must_call`: the answer must consist of calls.
+    `several`: more than one call is allowed. `answer`: grammar of an answer without calls, None for any text."""
 
     tool_parser: str
     functions: tuple[FunctionRule, ...]
@@ -81,13 +81,13 @@ class ChatGrammar(Struct, frozen=True, tag=True):
 
 
 def _named(name: str, source: str) -> list[dict[str, Any]]:
-    """Return the parts of a compiled grammar under `name`, for use inside of another grammar."""
+    """Return the parts of the grammar `source`, with the first part named `name`, for use inside another grammar."""
     first, *others = json.loads(source)["grammars"]
     return [{**first, "name": name}, *others]
 
 
 class _Calls:
-    """Grammar rules of calls. `trigger`: the marker that begins a list of calls, or None."""
+    """Builder of the grammar rules for calls. `trigger`: marker that begins a list of calls, or None."""
 
     def __init__(
         self, writer: RuleWriter, tool_parser: type[ToolParser], functions: Sequence[FunctionRule], *, several: bool
@@ -100,7 +100,7 @@ class _Calls:
         self.trigger = next((start for start in tool_parser.starts.strings if beginning.startswith(start)), None)
 
     def whole(self, *, opened: bool = False) -> str:
-        """Return the rule of a list of calls. `opened`: the trigger has been written."""
+        """Return the rule of a list of calls. `opened`: the trigger was already written, so the rule omits it."""
         call_format, taken = self._format, self.trigger if opened else None
         before, begin = call_format.before, call_format.begin
         if taken is not None:

@@ -1,7 +1,7 @@
 """Closing of JSON schemas: forbids properties that an object's schema does not list, unless the schema allows them explicitly.
 
-In an open schema a model may add properties until the token limit. Any value of the closed schema is valid under the
-original, and a satisfiable schema stays satisfiable: objects extended elsewhere (allOf, a reference next to properties …)
+Without closing, a model may add properties until the token limit. Any value that matches the closed schema also matches the
+original. A satisfiable schema stays satisfiable: objects that another schema extends (allOf, a reference next to properties)
 stay open, and required properties are listed."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMBINING = frozenset((*_ALTERNATIVES, *_TOGETHER, "allOf", "$ref", "$dynamicRe
 
 
 def closed(schema: Any) -> Any:
-    """Return a copy of `schema` with its objects closed."""
+    """Return a copy of `schema` in which objects accept only listed properties."""
     if not isinstance(schema, dict):
         return schema
     found = dict(_schemas(schema))
@@ -39,7 +39,7 @@ def closed(schema: Any) -> Any:
 
 
 def may_repeat(schema: Any) -> bool:
-    """Return whether a valid text may have an object with unlisted names, so that a name could occur twice."""
+    """Return True if `schema` accepts an object with unlisted property names. A name could then occur twice."""
     if not isinstance(schema, dict):
         return schema is not False
     return any(map(_is_open, (node for _, (node, _) in _schemas(schema))))
@@ -93,7 +93,7 @@ def _rebuilt(node: Any, closable: set[int]) -> Any:
 
 
 def _schemas(root: dict[str, Any]) -> Iterator[tuple[int, tuple[Any, bool]]]:
-    """Yield the id of every schema in `root`, with the schema and whether another schema applies to the same value."""
+    """Yield (id, (schema, together)) for every schema in `root`. `together`: another schema applies to the same value."""
     found: dict[int, tuple[Any, bool]] = {}
     todo: list[tuple[Any, bool]] = [(root, False)]
     while todo:

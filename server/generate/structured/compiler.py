@@ -1,9 +1,9 @@
-"""Compiler of grammars: from a Grammar to a factory of matchers.
+"""Compiler of grammars: converts a grammar to a factory of matchers.
 
-Compilation runs on two threads with large stacks, since a grammar may be as deeply recursive as it is long. Callers are
-served in rotation, one thread is reserved for short grammars, and cancelled work is not started. Results are cached,
-weighted by compile time. A new matcher is a copy and takes about ten microseconds. The library's table of the vocabulary is
-built once at start by `warm`, because that holds the GIL for 0.1 s or more."""
+Compilation runs on two threads with large stacks, since a grammar may be deeply recursive. API keys are served in rotation. One
+thread is reserved for short grammars, and cancelled work is not started. Results are cached, weighted by compile time. A new
+matcher is a copy and takes about 10 us. `warm` builds the library's table of the vocabulary once at start-up, because that holds
+the GIL for 0.1 s or more."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=20
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Compiled grammar. `prototype`: copied for every sequence. `index`: set if keys must be distinct. `cpu_s`: time of
-    compiling."""
+    """Compiled grammar. `prototype`: matcher that is copied for every sequence. `index`: vocabulary index, if object keys must
+    be distinct. `cpu_s`: compile time in seconds."""
 
     prototype: llguidance.LLMatcher
     index: TokenIndex | None
@@ -59,8 +59,8 @@ class _Compiled:
 
 
 class Grammars:
-    """Compiler and cache of grammars for one tokenizer. `eos_token_ids`: allowed after a complete text. Belongs to one event
-    loop."""
+    """Compiler and cache of grammars for one tokenizer. `eos_token_ids`: tokens that are allowed after a complete text. Use it
+    from one event loop only."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Grammars:
         self._give_back = give_back or GiveBack()
 
     def warm(self) -> None:
-        """Prepare the vocabulary. Do not call on the event loop while requests are served."""
+        """Build the vocabulary table. Do not call this on the event loop while requests are served."""
         with self._warming:
             if self._vocabulary is None:
                 ends = sorted(self._eos_token_ids) or [0]  # without any, nothing is ever compiled
@@ -95,7 +95,8 @@ class Grammars:
                 )
 
     async def factory(self, grammar: Constraint, caller: bytes | None = None) -> MatcherFactory:
-        """Return the matcher factory of `grammar`, compiled or from the cache. Raises GrammarError or TooManyRequests."""
+        """Compile `grammar`, or find it in the cache. Return its matcher factory. `caller`: identifies the API key in the
+        rotation. Raises GrammarError or TooManyRequests."""
         key = msgspec.json.encode(grammar)
         compilation = self._cache.get(key)
         if compilation is None:
@@ -206,7 +207,6 @@ class Grammars:
         return _Compiled(matcher, self._index if repeats else None, time.thread_time() - began_s)
 
     def _first_token(self, mask: bytes) -> int | None:
-        """Return the first token of a mask that does not end the text."""
         for at, byte in enumerate(mask):
             for bit in range(8 if byte else 0):
                 id = 8 * at + bit
@@ -223,7 +223,7 @@ class Grammars:
 
 
 class _Compilation:
-    """Grammar being compiled, or compiled. `num_bytes`: approximate size of the result."""
+    """Compilation of one grammar, waiting, running or completed. `num_bytes`: approximate size of the compiled grammar."""
 
     __slots__ = ("caller", "grammar", "is_long", "key", "num_bytes", "num_waiters", "result")
 
@@ -247,7 +247,7 @@ def _error_of(matcher: llguidance.LLMatcher) -> str:
 
 
 class GrammarMatcher:
-    """A TokenMatcher over a fresh copy of a compiled grammar."""
+    """TokenMatcher that follows a new copy of a compiled grammar."""
 
     def __init__(self, prototype: llguidance.LLMatcher, eos_token_ids: frozenset[int], num_mask_bytes: int) -> None:
         self._prototype = prototype
@@ -288,7 +288,7 @@ class GrammarMatcher:
 
 
 class _Vocabulary:
-    """Tokenizer in the interface that llguidance expects."""
+    """Adapter of a tokenizer to the interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
 

@@ -1,7 +1,7 @@
-"""Grammars of answers as plain data, from clients, and their source for llguidance.
+"""Grammars sent by clients, as plain data, and their conversion to llguidance's source format.
 
-`source` rejects grammars whose compilation or masks would cost too much: both grow with size and depth. It can take
-milliseconds, so it must not run on the event loop."""
+`source` rejects grammars that would be too expensive to compile or to compute masks for: both costs grow with size and depth. It
+can take milliseconds, so it must not run on the event loop."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class GrammarError(ValueError):
 
 
 class JsonSchema(Struct, frozen=True, tag=True):
-    """Grammar of JSON that satisfies `schema`.
+    """Grammar of JSON that matches `schema`.
 
-    `whitespace`: allow whitespace between JSON tokens; `pattern`: its regular expression. `closed`: objects with listed
-    properties have no others, unless their schema allows them."""
+    `whitespace`: allow white space between JSON tokens. `pattern`: regular expression of this white space. `closed`: objects
+    accept only listed properties, unless their schema allows others."""
 
     schema: Any  # a Schema, or one as JSON text
     whitespace: Whitespace = "compact"
@@ -54,9 +54,8 @@ class JsonSchema(Struct, frozen=True, tag=True):
         return grammars(json_schema=self.checked())
 
     def checked(self) -> dict[str, Any]:
-        """Return the schema with whitespace options and closed objects, also for use inside of other grammars.
-
-        Raises GrammarError."""
+        """Return the schema with closed objects and with the white space options. Other grammars can include it. Raises
+        GrammarError."""
         schema = read_json(self.schema, "the schema")
         check_schema(schema)
         if self.closed:
@@ -71,7 +70,7 @@ class JsonSchema(Struct, frozen=True, tag=True):
 
 
 class Regex(Struct, frozen=True, tag=True):
-    """Grammar of text that matches `pattern` as a whole; anchors at its ends have no effect."""
+    """Grammar of texts that match the regular expression `pattern` as a whole. Anchors at the ends of `pattern` have no effect."""
 
     pattern: str
 
@@ -90,7 +89,7 @@ class Alternatives(Struct, frozen=True, tag=True):
 
 
 class Rules(Struct, frozen=True, tag=True):
-    """Grammar in llguidance's Lark syntax or in llama.cpp's GBNF."""
+    """Grammar in llguidance's Lark syntax or in llama.cpp's GBNF syntax."""
 
     text: str
 
@@ -110,7 +109,7 @@ ANY_OBJECT = JsonSchema({"type": "object"})
 
 
 def grammars(**first: Any) -> str:
-    """Return llguidance's JSON for one grammar, either `lark_grammar` or `json_schema`."""
+    """Return llguidance's JSON source for one grammar. `first`: either `lark_grammar` or `json_schema`."""
     return json.dumps({"grammars": [first]})
 
 
@@ -123,7 +122,7 @@ def check_length(what: str, text: str, limit: int) -> None:
 
 
 def read_json(given: Any, what: str) -> Schema:
-    """Return `given`, parsed if it is JSON text."""
+    """Return `given`, decoded if it is JSON text. `what`: name for error messages. Raises GrammarError."""
     if isinstance(given, str):
         check_length(what, given, MAX_CHARS)
         try:
@@ -136,7 +135,7 @@ def read_json(given: Any, what: str) -> Schema:
 
 
 def check_schema(schema: Schema) -> None:
-    """Raise GrammarError if a schema is too large, too deep, or has numeric limits that make large automata."""
+    """Raise GrammarError if `schema` is too large or deep, or has numeric limits that need large automata."""
     num_properties = num_pattern_chars = 0
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
@@ -158,7 +157,6 @@ def check_schema(schema: Schema) -> None:
 
 
 def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
-    """Yield every object and list of a schema, with its depth."""
     todo = [(schema, 1)]
     while todo:
         node, depth = todo.pop()
@@ -176,7 +174,7 @@ def _digits(number: float) -> int:
 
 
 class Literals:
-    """Converter of texts to Lark expressions, for one tokenizer. A text that spells a special token becomes that token."""
+    """Converter of texts to Lark expressions, for one tokenizer. Special tokens in a text become tokens of the grammar."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = sorted(tokenizer.special_ids)
@@ -185,7 +183,7 @@ class Literals:
         self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     def __contains__(self, text: str) -> bool:
-        """Return whether `text` is a special token."""
+        """Return True if `text` is a special token."""
         return text in self._special
 
     def __call__(self, text: str) -> str:
@@ -219,7 +217,7 @@ _MEANT: Final = frozenset("^-/")  # inside [ ] these would mean something, so th
 
 
 def lark_of(text: str) -> str:
-    """Convert GBNF to Lark syntax. Raises ValueError, or an error of the converter."""
+    """Convert the grammar `text` from GBNF to Lark syntax. Raises ValueError or an error of llguidance's converter."""
     return gbnf_to_lark(_PIECES.sub(_rewritten, text))
 
 

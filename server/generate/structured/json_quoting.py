@@ -1,10 +1,10 @@
-r"""JSON quoting: converts a Lark grammar to one for the same texts as JSON string contents, without the quotation marks.
+r"""JSON quoting: converts a Lark grammar to a grammar of the same texts, escaped for a JSON string, without the quotation marks.
 
-JSON escapes each character separately. So rules stay the same, and terminals are rewritten with characters as json.dumps writes
-them, non-ASCII unescaped. Grammars with tokens or references to other grammars are rejected.
+JSON escapes each character separately. Rules therefore stay the same, and the characters in terminals are replaced as json.dumps
+writes them, with non-ASCII characters unescaped. Grammars with tokens or references to other grammars are rejected.
 
-The lexer backtracks by one byte, but an escape has two. A terminal that ends within an escape ("\n" at the end of a line)
-would make rules fail, so non-recursive rules are merged into one terminal."""
+The lexer backtracks by one byte, but an escape has two. A terminal that ends within an escape ("\n" at the end of a line) would
+make rules fail, so non-recursive rules are merged into one terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _COMMON: Final[Mapping[str, str]] = {
 
 
 def quoted(lark: str) -> str:
-    """Return the grammar of the JSON-escaped texts. Raises GrammarError."""
+    """Return the Lark grammar of the texts of `lark`, escaped for JSON strings. Raises GrammarError."""
     pieces: list[tuple[str | None, str]] = []
     at = 0
     while at < len(lark):
@@ -69,7 +69,6 @@ def quoted(lark: str) -> str:
 
 
 def _is_flat(pieces: Pieces) -> bool:
-    """Return whether no rule is recursive, so that all rules can become terminals."""
     if any(kind == "ignore" for kind, _ in pieces):
         return False
     bodies: dict[str, set[str]] = {}
@@ -146,7 +145,7 @@ def _flags(letters: str) -> int:
 
 
 def quoted_regex(pattern: str, flags: int = 0) -> str:
-    """Return the regular expression of the JSON-escaped texts, in Rust's syntax without slashes. Raises GrammarError."""
+    """Return a regular expression, in Rust's syntax, of the texts that match `pattern`, escaped for JSON. Raises GrammarError."""
     try:
         parsed = parser.parse(pattern, flags)
         return _sequence(parsed, parsed.state.flags)
@@ -238,7 +237,7 @@ def _others(ranges: Ranges) -> Ranges:
 
 
 def _cased(ranges: Ranges, flags: int) -> Ranges:
-    """Add the other case of ASCII letters to `ranges` if `flags` ignore case."""
+    """Add ASCII letters in the other case to `ranges` if `flags` ignore case."""
     if not flags & re.IGNORECASE:
         return ranges
     letters = [code for low, high in ranges for code in range(max(low, 65), min(high, 122) + 1) if chr(code).isalpha()]
@@ -246,7 +245,7 @@ def _cased(ranges: Ranges, flags: int) -> Ranges:
 
 
 def _one_of(ranges: Ranges) -> str:
-    """Return a regular expression for one JSON-escaped character of `ranges`."""
+    """Return a regular expression that matches one JSON-escaped character of `ranges`."""
     escapes = [re.escape(text) for code, text in _ESCAPED.items() if any(low <= code <= high for low, high in ranges)]
     left = _others([*_others(ranges), *((code, code) for code in _ESCAPED), _SURROGATES])
     if left:

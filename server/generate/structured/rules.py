@@ -1,7 +1,7 @@
-"""RuleWriter: builds the rules of a Lark grammar while a tool parser describes its calls.
+"""Builder of Lark grammar rules, which a tool parser uses to describe its calls.
 
-Free text extends to the next marker. Values between tags follow their schema. Known gap: a string inside JSON between tags
-can spell the closing tag, unless that is a special token."""
+Free text extends to the next marker. Values between tags match their schema. Known gap: a string inside JSON between tags can
+contain the closing tag, unless the closing tag is a special token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_ALTERNATIVES_DEPTH = 32
 
 
 class RuleWriter:
-    """Builder of Lark rules. `text.tools.call_format.Writer` documents its methods."""
+    """Builder of Lark rules. It implements `text.tools.call_format.Writer`, which documents most methods."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._literals = Literals(tokenizer)
@@ -66,7 +66,7 @@ class RuleWriter:
         return self._made[definition]
 
     def other(self, prefix: str, lark: str) -> str:
-        """Add a separate grammar, and return the name by which rules refer to it."""
+        """Add the separate grammar `lark`. Return its name, which begins with `prefix`; rules refer to it by this name."""
         name = f"{prefix}{len(self.others)}"
         self.others.append({"name": name, "lark_grammar": lark})
         return name
@@ -78,8 +78,8 @@ class RuleWriter:
         return f"({' | '.join(expressions)})"
 
     def free(self, markers: Sequence[str], not_first: str = "") -> str:
-        """Return an expression for text without `markers`. If `not_first` is given, it must not start with whitespace or
-        these characters."""
+        """Return an expression for text that contains none of `markers`. If `not_first` is given, the text must not begin with
+        white space or with a character of `not_first`."""
         spelled = [marker for marker in markers if marker not in self._literals]
         bodies = ["ANY"] if not not_first else [f"/[^{_in_class(not_first)}\\s](?s:.*)/"]
         if spelled:
@@ -87,13 +87,13 @@ class RuleWriter:
         return "ANY" if bodies == ["ANY"] else self._terminal(" & ".join(bodies))
 
     def until(self, marker: str, others: Sequence[str] = ()) -> str:
-        """Return an expression for text without `others`, up to the first `marker`. A marker of ordinary characters needs a
-        lazy rule; a special token does not, because text cannot spell it."""
+        """Return an expression for text up to and including the first `marker`. The text contains none of `others`. A marker
+        that is not a special token requires a lazy rule."""
         body, written = self.free(others), self.text(marker)
         return f"{body} {written}" if written.startswith("<[") else self.rule(f"{body} {written}", "[lazy]")
 
     def text_schema(self, grammar: Regex | Rules) -> Schema:
-        """Return a schema for a string that follows `grammar`, for `json` and `raw`."""
+        """Return a JSON schema for strings that match `grammar`. Pass it to `json` or `raw`."""
         if isinstance(grammar, Regex):
             return {"type": "string", "pattern": f"^(?:{grammar.pattern})$"}
         lark = grammar.lark()
@@ -112,7 +112,6 @@ class RuleWriter:
         return self.rule(f"%json {json.dumps(JsonSchema({**definitions, **schema}).checked())}")
 
     def _quoted(self, schema: Schema) -> str:
-        """Return the rule of a JSON string whose text follows a grammar."""
         name = f"q{schema[_GRAMMAR][0]}"
         if all(other["name"] != name for other in self.others):
             self.others.append({"name": name, "lark_grammar": quoted(schema[_GRAMMAR][1])})
@@ -135,7 +134,7 @@ class RuleWriter:
         return self.rule(f"{self._string(schema, [marker])} {self.text(end)}", "[lazy]")
 
     def _string(self, schema: Schema, without: Sequence[str]) -> str:
-        """Return the rule of an unquoted string that follows `schema` and does not contain `without`."""
+        """Return a rule for an unquoted string that matches `schema` and contains none of `without`."""
         if unwritten := schema.keys() & COMBINING:
             raise GrammarError(f"{', '.join(unwritten)} is not supported for strings by this model's call format")
         free = self.free(without)
@@ -185,7 +184,7 @@ class RuleWriter:
         return first
 
     def _object(self, schema: Schema) -> Schema:
-        """Return the dereferenced schema of an object. Raises GrammarError unless it lists its properties."""
+        """Resolve an object's schema. Raises GrammarError unless the schema lists the object's properties."""
         schema = dereferenced(schema, self.root)
         listed = as_schema(schema.get("properties"))
         required = schema.get("required") or []
@@ -198,7 +197,7 @@ class RuleWriter:
 
 
 def _both(schema: Schema, branch: Schema) -> Schema:
-    """Merge a schema with a branch of its anyOf. Raises GrammarError if they define the same keyword differently."""
+    """Merge a schema with one branch of its anyOf. Raises GrammarError if both define the same keyword differently."""
     twice = schema.keys() & branch.keys() - _TELLING_NOTHING
     if any(schema[name] != branch[name] for name in twice):
         raise GrammarError(
@@ -238,7 +237,7 @@ _FORMATS: Final[Mapping[str, str]] = {
 
 
 def patterns_of(schema: Schema) -> list[str]:
-    """Return a string schema's constraints as Lark patterns; none if any text is valid. Raises GrammarError."""
+    """Convert the constraints of a string schema to Lark patterns. The list is empty if any text is valid. Raises GrammarError."""
     found = []
     if "minLength" in schema or "maxLength" in schema:
         found.append(f"(?s:.{{{_count(schema, 'minLength') or 0},{_count(schema, 'maxLength')}}})")
@@ -257,7 +256,7 @@ def _count(schema: Schema, name: str) -> str:
 
 
 def _unanchored(pattern: str) -> str:
-    """Convert a JSON schema pattern, which matches anywhere, to one that matches the whole text."""
+    """Convert a JSON schema pattern, which may match anywhere in a text, to a pattern that matches the whole text."""
     check_length("a pattern", pattern, MAX_PATTERN_CHARS)
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     body = pattern[begins : len(pattern) - ends]
@@ -267,7 +266,6 @@ def _unanchored(pattern: str) -> str:
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Return whether `pattern` has a "|" outside of parentheses."""
     rest = re.sub(r"\\.|\[\^?\]?(\\.|[^\]\\])*\]", "", pattern)
     while (shorter := re.sub(r"\([^()]*\)", "", rest)) != rest:
         rest = shorter

@@ -1,7 +1,7 @@
-"""Structural tags: text in which certain strings start a part with its own grammar, such as a tool call.
+"""Structural tags: free text in which certain strings start a part with its own grammar, such as a tool call.
 
-The format is xgrammar's, as sent by vLLM's clients: a tree of formats, or the older list of structures with triggers. It
-becomes one Lark grammar. Formats that name token ids are rejected."""
+The format is xgrammar's, as used by vLLM's clients: a tree of formats, or the older list of structures with triggers. It is
+converted to one Lark grammar. Formats with token ids are rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server.models.tokenizer import Tokenizer
 
 
 class StructuralTag(Struct, frozen=True, tag=True):
-    """Structural tag. `tag`: {"format": …}, or {"structures": [{"begin", "schema", "end"}], "triggers": […]}; an object or
+    """Structural tag. `tag`: {"format": …}, or {"structures": [{"begin", "schema", "end"}], "triggers": […]}, as an object or as
     JSON text."""
 
     tag: Any
@@ -50,7 +50,7 @@ class StructuralTag(Struct, frozen=True, tag=True):
 
 
 class _Writer:
-    """Writer of a structural tag as a Lark grammar."""
+    """Converter of a structural tag to a Lark grammar."""
 
     def __init__(self, tokenizer: Tokenizer, json_schema: Callable[[Any], dict[str, Any]]) -> None:
         self._lark = RuleWriter(tokenizer)
@@ -113,7 +113,7 @@ class _Writer:
         return f"@{self._lark.other('g', Rules(format.text('grammar')).lark())}"
 
     def _text_until(self, marker: str, where: str) -> str:
-        """Return an expression for any text up to and including the first `marker`. `where`: path for errors."""
+        """Return an expression for any text up to and including the first `marker`. `where`: path in the tag, for errors."""
         if "<[" in (written := self._literal(marker)) and not written.startswith("<["):
             raise GrammarError(f"{where}: {marker!r} mixes text with special tokens, so free text cannot end at it")
         return self._lark.until(marker)
@@ -139,7 +139,6 @@ class _Writer:
         return self._rule(f"{self._literal(format.text('begin'))} {self._rest(format)}")
 
     def _rest(self, format: _Format) -> str:
-        """Return the expression of a tag's content and end."""
         content = format.format("content")
         ends = format.texts("end") if isinstance(format.get("end"), list) else [format.text("end")]
         if content.text("type") == "any_text" and all(ends):
@@ -147,7 +146,7 @@ class _Writer:
         return f"{self._write(content)} ({' | '.join(map(self._literal, ends))})"
 
     def _triggered(self, format: _Format) -> str:
-        """Return the rule of free text in which each trigger starts one of its tags."""
+        """Return a rule for free text in which each trigger starts one of the tags that begin with it."""
         triggers, tags = format.texts("triggers"), format.formats("tags")
         of_trigger: dict[str, list[str]] = {}
         for tag in tags:
@@ -178,7 +177,7 @@ class _Writer:
 
 
 class _Format:
-    """One object of the description. Reading a wrong field raises GrammarError with its path."""
+    """Reader of one object in a structural tag. Reading an invalid field raises GrammarError with the field's path."""
 
     def __init__(self, fields: Any, where: str) -> None:
         if not isinstance(fields, dict):

@@ -1,8 +1,8 @@
-r"""UniqueKeys: matcher of a JSON value in which no object repeats a key.
+r"""Matcher of JSON in which no object repeats a key.
 
-A grammar can require this for the listed properties of a schema only. For other keys this matcher follows the text and
-forbids a token that would complete a repeated key. Keys are compared as written: "a" and "\u0061" differ. If no other token
-is allowed (a schema with a finite set of keys), the grammar decides."""
+A grammar can ensure this only for properties that a schema lists. For other keys, this matcher follows the text and forbids each
+token that would complete a repeated key. Keys are compared as written: "a" and "\u0061" differ. If no other token is allowed (a
+schema with a finite set of keys), the repeated key is allowed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BRACE = _OPENING[0]
 
 
 class TokenIndex:
-    """Index of a vocabulary: tokens with a quotation mark, sorted, and those that contain a whole key."""
+    """Index of a vocabulary: the tokens with a quotation mark, sorted, and the tokens that contain a whole key."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
@@ -26,7 +26,7 @@ class TokenIndex:
         self._with_keys = [(token, id) for token, id in self._ordered if token.count(b'"') > 1]
 
     def ending_key(self, rest: bytes) -> Iterator[int]:
-        """Yield the tokens that start with `rest` and a quotation mark."""
+        """Yield the ids of tokens that begin with `rest` and a quotation mark."""
         beginning = rest + b'"'
         at = bisect_left(self._ordered, (beginning, -1))
         while at < len(self._ordered) and self._ordered[at][0].startswith(beginning):
@@ -34,13 +34,13 @@ class TokenIndex:
             at += 1
 
     def with_key(self, key: bytes) -> list[int]:
-        """Return the tokens that contain `key` in quotation marks."""
+        """Return the ids of tokens that contain `key` in quotation marks."""
         whole = b'"' + key + b'"'
         return [id for token, id in self._with_keys if whole in token]
 
 
 class UniqueKeys:
-    """TokenMatcher that excludes repeated keys. `matcher`: of a grammar that accepts only JSON."""
+    """TokenMatcher that forbids repeated keys. `matcher`: TokenMatcher of a grammar that accepts only JSON."""
 
     def __init__(self, matcher: TokenMatcher, index: TokenIndex) -> None:
         self._matcher = matcher
@@ -84,7 +84,7 @@ class UniqueKeys:
         return self._text.copy().read(self._index.tokens[token_id])
 
     def _ending(self, mask: Bitmask) -> list[int]:
-        """Return the allowed tokens that would complete an existing key."""
+        """Return the allowed token ids in `mask` that would complete a repeated key."""
         begun = self._text.begun_key
         if begun is None:
             return []
@@ -93,7 +93,7 @@ class UniqueKeys:
 
 
 class _Text:
-    """State of a JSON text: the keys of every open object (None for a list), and whether a string is open."""
+    """State of a JSON text: the keys of every open object (None for a list), and the string that is open."""
 
     __slots__ = ("_awaits_key", "_escaped", "_is_key", "_new_keys", "_open", "_string")
 
@@ -118,7 +118,7 @@ class _Text:
 
     @property
     def keys(self) -> frozenset[bytes]:
-        """Keys of the innermost object."""
+        """Keys of the innermost open object. Empty in a list."""
         return (self._open[-1] if self._open else None) or frozenset()
 
     @property
@@ -126,12 +126,12 @@ class _Text:
         return bytes(self._string) if self._string is not None and self._is_key else None
 
     def taken_keys(self) -> list[bytes]:
-        """Return the keys completed since the last call."""
+        """Return the keys that were completed since the last call."""
         taken, self._new_keys = self._new_keys, []
         return taken
 
     def read(self, data: bytes) -> bool:
-        """Read `data`, and return whether some object now has a key twice."""
+        """Read `data`. Return True if an object in it repeats a key."""
         twice = False
         for byte in data:
             if self._string is None:
