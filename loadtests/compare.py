@@ -1,8 +1,7 @@
-"""Command `python -m loadtests compare`: run the same workloads against several servers, one running at a time, rounds
-interleaved.
+"""Command `python -m loadtests compare`: run the same workloads against several servers, one running at a time, rounds interleaved.
 
-A visit to a server: start, time to healthy and to the first completion, memory and CPU while idle, the workloads, stop.
-Every second round visits the servers in reverse, so a machine that slows down favours none. Each figure is written to --out
+A visit to a server: start, time to healthy and to the first completion, memory and CPU while idle, the workloads, stop. Every
+second round visits the servers in reverse, so a machine that slows down favours none. Each figure is written to --out
 immediately. A server that fails becomes a record and a note under the table, and the comparison continues without it."""
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ class Dialogue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Chat. `fields`: common to all requests; `users[i]`: user message of turn i; `num_output_tokens[i]`: its answer's
-    maximum."""
+    """Chat. `fields`: common to all requests; `users[i]`: user message of turn i; `num_output_tokens[i]`: its answer's maximum."""
 
     fields: Mapping[str, Any]
     users: Sequence[str]

@@ -1,5 +1,4 @@
-"""Embeddings benchmark: texts per second, and latency of a single text, for one server of /v1/embeddings or several
-alternately.
+"""Embeddings benchmark: texts per second, and latency of a single text, for one server of /v1/embeddings or several alternately.
 
 Texts are random words, new in every round and equal for all servers. Connections are kept open. Throughput is measured with
 concurrent requests of several texts, latency with single texts in sequence."""

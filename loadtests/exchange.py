@@ -15,8 +15,7 @@ from loadtests.clock import Clock
 
 @dataclass(slots=True)
 class Recording:
-    """Recorded exchange: `times[i]` (seconds) is when `pieces[i]` arrived. `failure`: why it broke, None if the server
-    closed."""
+    """Recorded exchange: `times[i]` (seconds) is when `pieces[i]` arrived. `failure`: why it broke, None if the server closed."""
 
     sent_s: float
     # Two flat lists of atoms: the garbage collector has nothing to walk in the middle of a measurement.

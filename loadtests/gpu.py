@@ -1,10 +1,9 @@
 """Command `python -m loadtests gpu`: measure every HTTP row and cost of `targets.py` in one run of our server.
 
 A model folder is written from a shape (its config.json with the tokenizer's vocabulary; random weights). The server starts
-twice: with empty kernel caches (the variables of --cache-env point to new folders), then with the caches of the first start.
-The second is measured: idle CPU, memory, the workloads, and with --ladder Poisson arrivals at shares of a workload's rate.
-`--starts N` then starts the server N more times and sends each the same request. Options after `--` go to the server and
-override ours."""
+twice: with empty kernel caches (the variables of --cache-env point to new folders), then with the caches of the first start. The
+second is measured: idle CPU, memory, the workloads, and with --ladder Poisson arrivals at shares of a workload's rate. `--starts
+N` then starts the server N more times and sends each the same request. Options after `--` go to the server and override ours."""
 
 from __future__ import annotations
 

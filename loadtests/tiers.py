@@ -2,10 +2,9 @@
 
 The server starts four times with the same small KV cache of --pool-tokens:
 
-1. without tiers: conversations whose KV exceeds the cache;
-2. with --kv-host-bytes: TTFT of a long prompt computed, from the device and from the host, then the same conversations;
-3. with --kv-disk: the long prompts are computed again and written;
-4. restarted: TTFT of the long prompts from the disk. Their files are dropped from the page cache before.
+1. without tiers: conversations whose KV exceeds the cache; 2. with --kv-host-bytes: TTFT of a long prompt computed, from the device
+and from the host, then the same conversations; 3. with --kv-disk: the long prompts are computed again and written; 4. restarted:
+TTFT of the long prompts from the disk. Their files are dropped from the page cache before.
 
 Rates of copies come from the server's metrics; `loadtests.engine.bus` measures what plain copies reach. Options after `--` go to
 the server and override ours."""

@@ -52,9 +52,8 @@ class Profiler:
 
 
 async def measure_profile(engine: Engine, prompter: Prompter, batch: int, args: argparse.Namespace) -> None:
-    """Profile PROFILED_STEPS steps in which `batch` sequences decode, and write the tables to the folder `args.profile`.
-
-    Raises MeasureError."""
+    """Profile PROFILED_STEPS steps in which `batch` sequences decode, and write the tables to the folder `args.profile`. Raises
+    MeasureError."""
     model = engine.model
     length = min(200, model.max_model_len - args.prompt_tokens)
     check_room(engine, batch, args.prompt_tokens + length)

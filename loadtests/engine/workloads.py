@@ -71,7 +71,6 @@ class Steady:
 
 async def decode_together(engine: Engine, prompts: Prompts, num_tokens: int) -> Steady:
     """Decode all prompts in one submit and time the phase in which all are decoding, in steps: a step may yield several tokens.
-
     Raises MeasureError if some ended before all had begun, or no step came between."""
     began_s: float | None = None
     steady: Steady | None = None
@@ -103,9 +102,7 @@ def _num_steps(engine: Engine) -> int:
 
 async def pool(engine: Engine, prompts: Prompts) -> float:
     """Compute a vector for each prompt; return the seconds until the last one. As in the server, a long request is submitted in
-    spans, some of them while others are computed.
-
-    Raises MeasureError."""
+    spans, some of them while others are computed. Raises MeasureError."""
     spans = iter([prompts[first : first + POOLED_TOGETHER] for first in range(0, len(prompts), POOLED_TOGETHER)])
 
     async def lane() -> None:

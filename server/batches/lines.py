@@ -130,9 +130,8 @@ class LineAnswer:
 async def call(
     app: ASGIApp, request: LineRequest, gone: asyncio.Event | None = None, make_call: Callable[[], Call] | None = None
 ) -> LineAnswer:
-    """Return the response of `app`, which sees a client that waits for the end, or until `gone` is set.
-
-    Raises CancelledError if there is no response."""
+    """Return the response of `app`, which sees a client that waits for the end, or until `gone` is set. Raises CancelledError if
+    there is no response."""
     answer = LineAnswer()
     unread = [request.body]
 

@@ -30,8 +30,7 @@ class AnswerPiece:
 
 
 class Answerer(Protocol):
-    """Source of answers. `fields`: of a request, by OpenAI's names (`temperature` …). Leaving an iteration cancels the
-    request."""
+    """Source of answers. `fields`: of a request, by OpenAI's names (`temperature` …). Leaving an iteration cancels the request."""
 
     @property
     def name(self) -> str: ...

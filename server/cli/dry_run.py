@@ -1,5 +1,4 @@
-"""Option `--dry-run`: print the resolved options, as a table for people and a last line of JSON for programs. Nothing is
-served."""
+"""Option `--dry-run`: print the resolved options, as a table for people and a last line of JSON for programs. Nothing is served."""
 
 from __future__ import annotations
 

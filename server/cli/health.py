@@ -1,7 +1,6 @@
 """Command `oneloop health`: check the server that these options would start; for probes without curl.
 
-It finds the server by options, environment and file, as a start does. Standard library only, so that frequent probes are
-cheap."""
+It finds the server by options, environment and file, as a start does. Standard library only, so that frequent probes are cheap."""
 
 from __future__ import annotations
 

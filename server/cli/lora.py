@@ -14,9 +14,8 @@ Inspect = Callable[[str, str | None, int], Mapping[str, Any]]
 
 
 def main(argv: Sequence[str], inspect: Inspect) -> int:
-    """Return the exit code: 0, or 1 if the adapter cannot be read or served.
-
-    Raises ConfigError for unknown options. `inspect` raises ValueError."""
+    """Return the exit code: 0, or 1 if the adapter cannot be read or served. Raises ConfigError for unknown options. `inspect`
+    raises ValueError."""
     args = _parser().parse_args(argv)
     try:
         found = inspect(args.folder, args.model, args.max_lora_rank)

@@ -44,9 +44,8 @@ Run = Callable[[QuantizeJob, StartupDisplay], Mapping[str, Any]]
 
 
 def main(argv: Sequence[str], run: Run) -> int:
-    """Return the exit code: 0, or 1 if the model cannot be read or the folder cannot be written.
-
-    Raises ConfigError for unknown options. `run` raises ValueError."""
+    """Return the exit code: 0, or 1 if the model cannot be read or the folder cannot be written. Raises ConfigError for unknown
+    options. `run` raises ValueError."""
     args = _parser().parse_args(argv)
     text = None
     if args.calibrate is not None:

@@ -79,16 +79,14 @@ def _where(error: Exception) -> str:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
-    """Return the configuration of `argv` (without the program's name), of `environ` and of the file they name.
-
-    Raises ConfigError; `--help` and `--version` print and raise SystemExit(0)."""
+    """Return the configuration of `argv` (without the program's name), of `environ` and of the file they name. Raises
+    ConfigError; `--help` and `--version` print and raise SystemExit(0)."""
     return config_of(option_parser(options_by_name()).read(argv), environ)
 
 
 def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerConfig:
-    """Return the configuration of parsed flags (`given`: text by option name), of `environ` and of the file they name.
-
-    Raises ConfigError."""
+    """Return the configuration of parsed flags (`given`: text by option name), of `environ` and of the file they name. Raises
+    ConfigError."""
     options = options_by_name()
     flags = {name: options[name].read(value, flag_of(name)) for name, value in given.items()}
     variables = _from_environment(environ, options)

@@ -86,9 +86,8 @@ _told: set[str] = set()
 
 
 def is_taken(name: str, value: Any) -> bool:
-    """Return whether `name` is an accepted vLLM keyword. Logs a warning, once, for a keyword without effect.
-
-    Raises ConfigError if `value` requests an unsupported feature."""
+    """Return whether `name` is an accepted vLLM keyword. Logs a warning, once, for a keyword without effect. Raises ConfigError
+    if `value` requests an unsupported feature."""
     if name in DEFAULTS:
         allowed, why = DEFAULTS[name]
         if value is not None and value not in allowed:

@@ -1,7 +1,7 @@
-"""JSON responses: short ones, long ones, and ones that are sent in chunks.
+"""JSON responses, encoded in pieces if they are large, and responses that are sent in chunks.
 
 Writing or freeing a long list is one call that holds the interpreter: 45,000 log-probabilities take 5 ms to write and 8 ms to
-free, whichever thread does it, and every stream waits. Long values are therefore written and freed in pieces."""
+free. Every stream of the process is delayed meanwhile. Long values are therefore written and freed in pieces."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def json_response(body: object, status: int = 200) -> Response:
 
 
 def long_json_response(body: object) -> Response:
-    """Build the response piece by piece, for use on a thread, and empty the long lists of `body`."""
+    """Return the JSON response of `body`, encoded piece by piece. Call it on a thread; it empties the long lists of `body`."""
     content = written(body)
     let_go(body)
     return Response(content, media_type="application/json")
 
 
 class ChunkedJson:
-    """Plain ASGI response of `chunks`. Each is sent after the previous one was written, so a large body is never copied
-    whole."""
+    """ASGI response whose body is the JSON text in `chunks`. A chunk is sent once the previous chunk was written, to avoid
+    copying the body."""
 
     def __init__(self, chunks: Sequence[bytes]) -> None:
         self._chunks = chunks
@@ -45,7 +45,7 @@ class ChunkedJson:
 
 
 def written(body: object) -> bytes:
-    """Return what `msgspec.json.encode` returns."""
+    """Return the JSON text of `body`, encoded piece by piece: the same bytes as `msgspec.json.encode` returns."""
     return b"".join(_pieces(body, MAX_DEPTH))
 
 
@@ -73,7 +73,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
 
 
 def _members(value: dict[str, Any] | Struct) -> Iterable[tuple[str, Any]]:
-    """Return names and values of an object's JSON members."""
+    """Return (name, value) of each member that an object has in JSON."""
     if isinstance(value, dict):
         return value.items()
     fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
@@ -82,7 +82,7 @@ def _members(value: dict[str, Any] | Struct) -> Iterable[tuple[str, Any]]:
 
 
 def _piece_of(value: Any) -> int:
-    """Return how many elements of `value` form a piece; 0 if it must be written whole."""
+    """Return the number of elements of `value` that are encoded in one call; 0 if `value` must be encoded whole."""
     if type(value) is dict or _is_untagged(value):
         return RECORDS
     if type(value) is not list or not value:
@@ -93,17 +93,17 @@ def _piece_of(value: Any) -> int:
 
 
 def _is_untagged(value: Any) -> bool:
-    """Return whether `value` is an object of a declared type without a tag."""
+    """Return whether `value` is a Struct without a tag field."""
     return isinstance(value, Struct) and value.__struct_config__.tag is None
 
 
 def _has_objects(value: list[Any]) -> bool:
-    """Return whether the first or last element is an object; the first can be null (prompt log-probabilities)."""
+    """Return whether the first or last element is an object or list. The first can be null (prompt log-probabilities)."""
     return isinstance(value[0], dict | list | Struct) or isinstance(value[-1], dict | list | Struct)
 
 
 def let_go(body: Any, depth: int = MAX_DEPTH) -> None:
-    """Empty the long lists of objects in `body` after their last use."""
+    """Empty the long lists of objects in `body`, in pieces, after the last use of `body`. `depth`: nesting levels to search."""
     if not depth:
         return
     if isinstance(body, dict | Struct):

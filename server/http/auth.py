@@ -1,8 +1,8 @@
 """Authorisation: API keys of users and the administrator, checked before routing and before a body is read.
 
-If there is a key, every path needs one except OPEN_PATHS and pages; unknown paths too. A user key opens everything except
-`ADMIN_PATHS`, if these have a key of their own. The administrator's key opens everything. Keys are stored as digests, and
-never shown, logged or returned."""
+If any key is configured, every path requires one except OPEN_PATHS and pages; so do unknown paths. A user key opens all paths,
+except `ADMIN_PATHS` if an administrator's key is configured. The administrator's key opens everything. Keys are stored as
+digests, and never shown, logged or returned."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def is_open(path: str) -> bool:
 
 
 def needs_admin(path: str, *, user_key: bool, admin_key: bool) -> bool:
-    """Return whether `path` needs the administrator's key, given which keys exist."""
+    """Return whether `path` requires the administrator's key. `user_key`, `admin_key`: whether such keys are configured."""
     return (path in ADMIN_PATHS and admin_key) or (path in OPERATOR_PATHS and (user_key or admin_key))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is reachable from this machine only. Unknown names count as reachable from elsewhere."""
+    """Return whether a server that listens on `host` is reachable from this machine only. False for unknown names."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -87,7 +87,7 @@ class Keys:
         return self.has_user or self.has_admin
 
     def user(self, given: Iterable[bytes]) -> bytes | None:
-        """Return the digest of the first user key in `given`, or None."""
+        """Return the digest of the first key in `given` that is a user key, or None if there is none."""
         return self._match(given, self.users)
 
     def is_admin(self, given: Iterable[bytes]) -> bool:
@@ -107,7 +107,7 @@ class Keys:
 
 
 def presented(scope: Scope) -> list[bytes]:
-    """Return the keys of a request: the first `Authorization: Bearer`, the first `x-api-key`, and those of subprotocols."""
+    """Return a request's keys: the first `Authorization: Bearer`, the first `x-api-key`, and keys in WebSocket subprotocols."""
     authorization = x_api_key = None
     for name, value in scope["headers"]:
         if name == b"authorization" and authorization is None:
@@ -124,8 +124,8 @@ def presented(scope: Scope) -> list[bytes]:
 
 
 class RequireKey:
-    """Middleware that requires keys. `paths`: labels for counting refusals; other paths count as "unknown". `is_private`:
-    only this machine can connect."""
+    """Middleware that requires keys. `paths`: path labels of the metric of refused requests; all other paths count as "unknown".
+    `is_private`: True if only this machine can connect."""
 
     def __init__(self, app: ASGIApp, keys: Keys, paths: Collection[str] = (), *, is_private: bool = True) -> None:
         self._app = app

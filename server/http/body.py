@@ -1,8 +1,8 @@
 """Request bodies and queries: reading and decoding within limits.
 
-Decoding is one uninterruptible call: a million empty objects in 4 MB take longer than 16 MB of text, and so does a name of
-megabytes. So the values of a large body are counted first (`excess`, 0.3 ms per MB); then it is joined and decoded off the
-loop."""
+Decoding is one uninterruptible call. A million empty objects in 4 MB take longer than 16 MB of text, and so does a name of
+megabytes. The values of a large body are therefore counted first (`excess`, 0.3 ms per MB). The body is then joined and decoded
+on a thread."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ BYTES_PER_CHAR = 8  # of a body, to decode which takes as long as to tokenise a 
 
 def check_head(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> None:
     """Check content type and announced size before a JSON body is read. With `from_any_program`, any content type is accepted
-    from clients that are not browsers (curl sends a form's).
-
-    Raises WrongContentType or BodyTooLarge."""
+    from clients that are not browsers (curl sends that of a form). Raises WrongContentType, BodyTooLarge."""
     given = request.headers.get("content-type")
     media_type = (given or "").partition(";")[0].strip().lower()
     # Only this type makes a browser ask first, so a page of somebody else's cannot use a server on this machine. A browser names
@@ -45,9 +43,8 @@ def check_head(request: Request, limit_bytes: int, *, from_any_program: bool = F
 
 
 async def read_chunks(request: Request, limit_bytes: int, *, from_any_program: bool = False) -> list[bytes]:
-    """Return the chunks of the JSON body, after `check_head`.
-
-    Raises BodyTooLarge before the excess is read, and the connection's error for a body that ended early."""
+    """Return the chunks of the JSON body, after `check_head`. Raises BodyTooLarge as soon as `limit_bytes` is exceeded, and the
+    connection's error for a body that ended early."""
     check_head(request, limit_bytes, from_any_program=from_any_program)
     return await _chunks(request, limit_bytes)
 
@@ -71,8 +68,8 @@ async def read_bytes(request: Request, limit_bytes: int) -> bytes:
 
 
 def joined(chunks: list[bytes]) -> bytes:
-    """Join `chunks` and empty the list; for use on a thread. Raises TooManyValues or NameTooLong for a body that is too
-    expensive to decode."""
+    """Join `chunks` and empty the list. Runs on a thread. Raises TooManyValues or NameTooLong for a body that is too expensive
+    to decode."""
     touch_heap(2 * sum(map(len, chunks)))  # the body, and what is decoded
     body = b"".join(chunks)
     chunks.clear()
@@ -87,10 +84,8 @@ def joined(chunks: list[bytes]) -> bytes:
 async def read_as(
     request: Request, wire: Wire[T], make: Callable[[T], R], config: ServerConfig, *, from_any_program: bool = False
 ) -> tuple[T, R]:
-    """Return the decoded body and the result of `make`, in one trip off the loop. Unknown fields are noted as ignored, or refused
-    with --strict-fields.
-
-    Raises ApiError."""
+    """Return the decoded body and the result of `make(body)`. A large body is decoded and passed to `make` on a thread. Unknown
+    fields are listed in a response header, or refused with --strict-fields. Raises ApiError."""
     ignored: list[str] = []
     call = call_of(request)
     incoming = call.body
@@ -133,8 +128,8 @@ class Excess(Enum):
 
 
 def excess(text: bytes | bytearray, max_values: int, max_name_bytes: int) -> Excess | None:
-    """Return which limit a JSON `text` exceeds: number of values, or bytes of one name, to the precision of a piece. For
-    text that is not JSON the result is undefined; the decoder rejects it later."""
+    """Return the limit that a JSON `text` exceeds (number of values, or bytes of one name), or None. The count is exact to one
+    piece of text. If `text` is not JSON the result is undefined; the decoder rejects it later."""
     count = 0
     in_string, cut_escape = False, b""
     string_bytes = 0  # of the string that a piece begins in
@@ -173,10 +168,8 @@ Q = TypeVar("Q", bound=Struct)
 
 
 def read_query(http: Request, kind: type[Q], config: ServerConfig, *, lists: Collection[str] = ()) -> Q:
-    """Decode the query of a path. Unknown names are noted as ignored, or refused with --strict-fields. The last value of a name
-    counts, except for `lists`.
-
-    Raises InvalidRequest."""
+    """Return the decoded query string. Unknown names are listed in a response header, or refused with --strict-fields. If a name
+    is repeated, its last value counts, except for names in `lists`. Raises InvalidRequest."""
     known = {field.name for field in msgspec.structs.fields(kind)}
     given: dict[str, Any] = {}
     unknown: list[str] = []

@@ -1,7 +1,7 @@
-"""Call: one request, as all layers share it: id, client, deadline, trace, body, and the connection to the client.
+"""Call: data of one request that all layers use: id, client, deadline, trace, body, and the connection to the client.
 
-The outermost layer creates it and passes it as scope["call"]; from the routes on it is an argument. Only the log uses a
-ContextVar, for the request's id."""
+The outermost layer creates the Call and passes it as scope["call"]; routes and the code below pass it as an argument. The log
+uses a ContextVar."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 
 
 class ChunkWriter(Protocol):
-    """Writer of the next part of a started response, without `send`. Returns False without writing if that would block or is
-    not a chunk. `chunk_writer`: writes one chunk of a given size; None if that would block."""
+    """Callable that writes the next part of a started response directly to the connection, without ASGI `send`. It returns False
+    without writing if the write would block or the response is not chunked. `chunk_writer`: function that writes a chunk with
+    its size line; None if it would block."""
 
     def __call__(self, body: bytes) -> bool: ...
 
@@ -47,7 +48,7 @@ class ChunkWriter(Protocol):
 
 
 class IncomingBody:
-    """Body of a request, as its connection tracks it. `account`: called when the number of counted bytes changes."""
+    """Body of a request while it is received. `account`: called when the number of counted bytes changes."""
 
     __slots__ = ("_account", "_error", "num_bytes")
 
@@ -57,11 +58,11 @@ class IncomingBody:
         self._account = account
 
     def fail(self, error: ApiError) -> None:
-        """End the body early: its reader raises `error`."""
+        """End the body early. The next `check` raises `error`."""
         self._error, self.num_bytes = error, 0
 
     def check(self) -> None:
-        """Raise the error that ended the body early, if any. It is cleared, because its traceback refers to this object."""
+        """Raise the error that ended the body early, if any, and forget it: its traceback refers to this object."""
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -70,20 +71,20 @@ class IncomingBody:
             del error  # its traceback holds this frame
 
     def release(self) -> None:
-        """Stop counting the body in the bytes of all connections."""
+        """Subtract the body from the byte count of all connections."""
         self.num_bytes = 0
         self._account()
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """Request. `id`: valid X-Request-Id, else the body's, else a new one; empty without a connection. `arrival_s`: by
-    `time.monotonic()`. `address`: of the client; "" over a Unix socket, None for a request of this process. `key`: digest of
-    the user's key, None without keys. `shares_as`: overrides `caller`. `trace_headers`: W3C headers, if traced.
-    `default_timeout_s`: if the client sets none. `body_cost`: cost of processing the body, in characters of tokenising.
-    `ignored`: names of fields without effect. `offload`: executor of long work; None: inline. `send_body`: the connection's
-    own `send`, bypassing middleware that only needs the start of a response. `writer`: factory of a ChunkWriter, if the
-    connection supports it."""
+    """Data of one request. `id`: valid X-Request-Id, else the id in the body, else a new id; empty without a connection.
+    `arrival_s`: arrival time by `time.monotonic()`. `address`: address of the client; "" over a Unix socket, None for a request
+    of this process. `key`: digest of the user's key, None without keys. `shares_as`: overrides `caller`. `trace_headers`: W3C
+    headers, if traced. `default_timeout_s`: timeout if the client sets none. `body_cost`: cost of processing the body, in
+    characters of tokenising. `ignored`: names of fields without effect. `offload`: executor of long work; None runs it inline.
+    `send_body`: the connection's own `send`, bypassing middleware that only needs the start of a response. `writer`: factory of
+    a ChunkWriter, if the connection supports it."""
 
     id: str = ""
     arrival_s: float = field(default_factory=time.monotonic)
@@ -106,7 +107,7 @@ class Call:
     _held: dict[Hashable, Callable[[], None]] = field(default_factory=dict)
 
     def begin(self, scope: Scope) -> None:
-        """Read the headers of the request."""
+        """Store the headers of `scope` in the call."""
         self.headers = scope["headers"]
         self.address = (scope["client"] or ("",))[0] if "client" in scope else None
         self.arrival_s = time.monotonic()
@@ -114,7 +115,7 @@ class Call:
         self.rename(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
 
     def rename(self, id: str) -> None:
-        """Set the request's id, in the log too."""
+        """Set the request's id, in this call and in log lines."""
         self.id = id
         CURRENT_ID.set(id)
 
@@ -126,7 +127,7 @@ class Call:
         self.receive = self.send_body = self.writer = self.body = None
 
     def next(self, id: str) -> Call:
-        """Return the call of a request that came just now over this one's WebSocket."""
+        """Return the Call of a request that has just been received over the WebSocket of this Call."""
         call = Call(
             id, address=self.address, headers=self.headers, route=self.route, key=self.key, is_admin=self.is_admin
         )
@@ -136,8 +137,8 @@ class Call:
 
     @property
     def caller(self) -> bytes | None:
-        """Key of the client for fair sharing: its API key, or without keys its address, for IPv6 its /64 network. All
-        clients of a Unix socket are one. None for a request of this process."""
+        """Identity of the client for fair sharing: its API key, or without keys its address; for IPv6 the address's /64 network.
+        All clients of a Unix socket share one identity. None for a request of this process."""
         if self.shares_as is not None:
             return self.shares_as
         if self.is_admin:
@@ -148,14 +149,14 @@ class Call:
 
     @property
     def tenant(self) -> str | None:
-        """Owner of the key, for the salt of caches; None without keys."""
+        """Owner of the key, which salts cache keys; None without keys."""
         if self.is_admin:
             return ADMINISTRATOR
         return None if self.key is None else self.key.hex()
 
     def deadline_s(self, body_s: float | None = None) -> float | None:
-        """Return the time by which the answer has to be complete, by `time.monotonic()`; None without a limit. `body_s`: the
-        body's timeout; the shorter of it and X-Request-Timeout counts. Raises InvalidRequest for a malformed header."""
+        """Return the time by which the answer has to be complete, by `time.monotonic()`; None without a limit. `body_s`: timeout
+        from the body, in seconds; the shorter of it and X-Request-Timeout applies. Raises InvalidRequest for a malformed header."""
         given = [each for each in (body_s, self._timeout_s()) if each is not None]
         shortest = min(given, default=self.default_timeout_s)
         return None if shortest is None else self.arrival_s + shortest
@@ -181,18 +182,18 @@ class Call:
             await while_waited_for(self.receive, work)
 
     async def run(self, cost: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`, run off the loop if `cost` is high (see `Offload`). Raises TooManyRequests."""
+        """Return the result of `work()`, run on a thread if `cost` is high (see `Offload`). Raises TooManyRequests."""
         return work() if self.offload is None else await self.offload.run(cost, work, self.caller)
 
     async def run_pieces(self, cost: int, work: Pieces[T]) -> T:
-        """Return the result of `work`, run piece by piece. Raises TooManyRequests."""
+        """Return the result of `work`, run piece by piece on a thread if `cost` is high. Raises TooManyRequests."""
         return to_the_end(work) if self.offload is None else await self.offload.run_pieces(cost, work, self.caller)
 
     def holds(self, what: Hashable) -> bool:
         return what in self._held
 
     def hold(self, what: Hashable, release: Callable[[], None]) -> None:
-        """Keep `what` until the response has been sent, then call `release`."""
+        """Keep a reference to `what` until the response has been sent, then call `release`."""
         self._held[what] = release
 
 
@@ -203,7 +204,7 @@ def call_of(request: Request) -> Call:
 
 
 def call_in(scope: Scope) -> Call:
-    """Return the Call of `scope`; create it if no outer layer did."""
+    """Return the Call of `scope`. If no outer layer created a Call, create it."""
     if "call" not in scope:
         scope["call"] = Call()
     found: Call = scope["call"]
@@ -211,13 +212,14 @@ def call_in(scope: Scope) -> Call:
 
 
 async def off_loop(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of `work` on the request's decoded body, off the loop if the body is large. Raises TooManyRequests."""
+    """Return the result of `work()`, which uses the decoded body. It runs on a thread if the body is large. Raises
+    TooManyRequests."""
     call = call_of(request)
     return await call.run(call.body_cost, work)
 
 
 def note_ignored(request: Request, names: Sequence[str], config: ServerConfig) -> None:
-    """Note fields that have no effect. Raises UnsupportedParameter with --strict-fields."""
+    """Record the `names` of fields that have no effect, for a response header. Raises UnsupportedParameter with --strict-fields."""
     if names and config.strict_fields:
         raise UnsupportedParameter(names[0])
     call_of(request).ignored += names

@@ -1,4 +1,4 @@
-"""Connections: limits on their number, on their phases' durations, and on memory of incomplete heads and bodies.
+"""Connections: limits on their number, on the duration of each phase, and on memory of incomplete heads and bodies.
 
 Above the maximum number, new connections are refused. Above the memory limit, the connection with most incomplete bytes is
 refused, so small requests succeed while large ones are sent slowly. `protocol` applies the limits."""
@@ -28,21 +28,21 @@ class Timed(Protocol):
     deadline_queue: dict[Timed, float] | None
 
     def overdue(self) -> None:
-        """Handle a passed deadline; it is cleared before the call."""
+        """Handle the passed deadline. The deadline is cleared before this call."""
         ...
 
 
 class ConnectionDeadlines:
-    """Deadlines of connections' progress, with one timer for all, and no timer without connections.
+    """Deadlines of connections. All share one timer, which runs only while there are deadlines.
 
-    The span of a phase is a constant, so the connection that entered it first is due first: one queue per span."""
+    The time limit of a phase is a constant, so connections are due in the order of entry: one queue per limit."""
 
     def __init__(self) -> None:
         self._queues: dict[float, dict[Timed, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, who: Timed, span_s: float) -> None:
-        """Set the deadline of `who` to `span_s` seconds from now, or clear it if 0; replaces an earlier one."""
+        """Set the deadline of `who` to `span_s` seconds from now, replacing an earlier deadline. 0 clears the deadline."""
         self.clear(who)
         if span_s <= 0:
             return
@@ -62,7 +62,7 @@ class ConnectionDeadlines:
         return sum(map(len, self._queues.values()))
 
     def expire(self, now_s: float) -> None:
-        """Call `overdue` for due connections, at most MAX_AT_ONCE per span. `now_s`: the loop's clock."""
+        """Call `overdue` on connections whose deadline has passed, at most MAX_AT_ONCE per limit. `now_s`: the loop's time."""
         due: list[tuple[Timed, dict[Timed, float]]] = []
         for queue in self._queues.values():
             passed = takewhile(lambda entry: entry[1] <= now_s, queue.items())
@@ -87,7 +87,7 @@ class ConnectionDeadlines:
 
 
 class ClientConnection(Timed, Protocol):
-    """Connection. Only this module writes `is_admitted` and `held_bytes`."""
+    """Connection of a client, with the members that `Clients` needs. Only this module writes `is_admitted` and `held_bytes`."""
 
     is_admitted: bool
     held_bytes: int
@@ -108,8 +108,7 @@ class ClientConnection(Timed, Protocol):
 
 
 def raise_file_limit(max_connections: int) -> int:
-    """Raise the limit of open files for `max_connections`, and return the number of connections that the system's limit
-    allows."""
+    """Raise the limit of open files for `max_connections`. Return the number of connections that the new limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -121,7 +120,7 @@ def raise_file_limit(max_connections: int) -> int:
 
 
 class Clients:
-    """All connections. `max_connections`: from the option, or less if the system's limit of open files is lower."""
+    """All connections of the server. `max_connections`: from the option, or less if the limit of open files is lower."""
 
     def __init__(self, config: ServerConfig, max_connections: int | None = None) -> None:
         self.config = config
@@ -139,7 +138,7 @@ class Clients:
     # --- connections ----------------------------------------------------------------------------------------------
 
     def admit(self, client: ClientConnection) -> ApiError | None:
-        """Admit a new connection, or return the error for it."""
+        """Admit a new connection and return None, or return the error for a connection above a limit."""
         address = client.address
         if self.num_connected >= self.max_connections:
             self._num_turned_away += 1
@@ -159,14 +158,14 @@ class Clients:
         return None
 
     def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
-        """Count `successor` instead of `client`, whose connection it has taken over."""
+        """Count `successor` instead of `client`. Called when `successor` takes over the connection of `client`."""
         self.deadlines.clear(client)
         self.hold(client, 0)
         successor.is_admitted, client.is_admitted = client.is_admitted, False
 
     @property
     def may_be_told(self) -> bool:
-        """True if one more refused connection may receive an error response."""
+        """True if the server can send an error response to one more refused connection."""
         return self._num_turned_away <= MAX_TURNED_AWAY
 
     def leave(self, client: ClientConnection) -> None:
@@ -187,7 +186,7 @@ class Clients:
     # --- memory ---------------------------------------------------------------------------------------------------
 
     def hold(self, client: ClientConnection, num_bytes: int) -> None:
-        """Set the number of bytes that `client` holds. If all hold too many, refuse the client with most unfinished bytes."""
+        """Set the number of bytes that `client` holds. If all clients hold too many, refuse that with most unfinished bytes."""
         if num_bytes == client.held_bytes:
             return
         more = num_bytes - client.held_bytes

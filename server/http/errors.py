@@ -1,7 +1,7 @@
 """Errors of the server: HTTP status, type, code and OpenAI body.
 
-Every error is an ApiError; InvalidRequest (400) is a client error whose `param` names the field. The body is OpenAI's
-{"error": {"message", "type", "param", "code"}}; `code` may be null. Other APIs provide an ErrorShape (see
+Every error is an ApiError. InvalidRequest (400) is a client error whose `param` names the field. The body is OpenAI's {"error":
+{"message", "type", "param", "code"}}; `code` may be null. Other APIs provide an ErrorShape (see
 `server/api/anthropic/errors.py`). `middleware.py` converts engine errors. Standard library only."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MAX_ECHO = 200  # characters of a client's own input that an answer repeats
 
 
 def clip(value: object) -> str:
-    """Return `value` cut to the length at which responses quote a client's input."""
+    """Return `value` as text, cut to the length at which responses quote a client's input."""
     text = str(value)
     return text if len(text) <= MAX_ECHO else text[:MAX_ECHO] + "…"
 
 
 class Field(str):
-    """Path of a request field by the core's names: "tools", "chat_template_kwargs.x". A message contains it as data, so that
-    each API can replace it by its own name (`FieldNames`)."""
+    """Path of a request field in the server's own names, such as "tools" or "chat_template_kwargs.x". A message contains the
+    Field itself, so that each API can replace it by the API's own name (`FieldNames`)."""
 
     __slots__ = ()
 
@@ -37,7 +37,8 @@ class ApiError(Exception):
     code: ClassVar[str | None] = None
 
     def __init__(self, *message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
-        """Create the error. `message`: pieces of text, with a Field for each field name; `param` is a Field or a plain name."""
+        """Create the error. `message`: pieces of text, with a Field for each field name. `param`: path of the field, as a Field
+        or plain text. `retry_after_s`: value of the Retry-After header."""
         super().__init__("".join(message))
         self._pieces = message
         self.message = "".join(message)
@@ -45,7 +46,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def rename(self, name_of: Callable[[Field], str]) -> None:
-        """Replace the core's field names by `name_of` them."""
+        """Replace each Field in message and `param` by `name_of(field)`."""
         self._pieces = tuple(name_of(piece) if isinstance(piece, Field) else piece for piece in self._pieces)
         self.message = "".join(self._pieces)
         if isinstance(self.param, Field):
@@ -64,7 +65,7 @@ class ClientLeft(Exception):
 
 
 class ErrorShape(Protocol):
-    """Error format of an API other than OpenAI's."""
+    """Error format of an API whose errors differ from OpenAI's."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         """Return the JSON body of an error response."""
@@ -83,7 +84,7 @@ class UnknownParameter(InvalidRequest):
     code = "unknown_parameter"
 
     def __init__(self, name: str, *, param: str, hint: str = "") -> None:
-        """Create the error. `param`: path of the field `name`."""
+        """Create the error. `name`: the unknown field. `param`: its path. `hint`: text to append."""
         self.name = name
         self.is_nested = param != name
         super().__init__(f"Unrecognized request argument supplied: {clip(name)}{hint}", param=clip(param))
@@ -110,18 +111,18 @@ class TaskNotSupported(InvalidRequest):
 
 
 class TextOnly(InvalidRequest):
-    """Error: the prompt has media and the model accepts text only."""
+    """Error: the prompt contains media of a kind that the model does not accept."""
 
     code = "unsupported_parameter"
 
     def __init__(self, name: str, kind: str, *, param: str, takes: Sequence[str] = ()) -> None:
-        """Create the error. `takes`: media that the model accepts."""
+        """Create the error. `name`: the model's name. `kind`: kind of the media. `takes`: kinds of media that the model accepts."""
         read = f"text and {', '.join(takes)}" if takes else "text"
         super().__init__(f"{name} has type {kind!r}; the model accepts {read} only", param=param)
 
 
 class InvalidMedia(InvalidRequest):
-    """Error: the media in field `where` cannot be read. `message`: the reason."""
+    """Error: the media in field `where` cannot be read. `message`: the reason why."""
 
     code = "invalid_media"
 
@@ -130,7 +131,7 @@ class InvalidMedia(InvalidRequest):
 
 
 class MediaNotInstalled(InvalidRequest):
-    """Error: a package is missing that the operator can install."""
+    """Error: a package that decodes media is not installed. The operator can install it."""
 
     code = "media_not_installed"
 
@@ -151,7 +152,7 @@ class StorageFull(InvalidRequest):
 
 
 class BatchOver(InvalidRequest):
-    """Error: a batch line was not answered within completion_window."""
+    """Error: a line of a batch was not answered within the batch's completion_window."""
 
     code = "batch_expired"
 
@@ -201,7 +202,7 @@ class AdminOnly(ApiError):
     status, type, code = 403, "invalid_request_error", "insufficient_permissions"
 
     def __init__(self, path: str, *, has_key: bool = True) -> None:
-        """Create the error. `has_key`: whether an administrator's key is configured."""
+        """Create the error. `path`: the refused path. `has_key`: whether an administrator's key is configured."""
         hint = "" if has_key else ", and this server was started without --admin-api-key"
         super().__init__(f"{clip(path)} needs the administrator's key{hint}")
 
@@ -362,7 +363,7 @@ class InternalError(ApiError):
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
-    """Return `error` as an ApiError for a stream. Any other error is logged under `request_id`."""
+    """Return `error` as an ApiError, for an event in a started stream. Unexpected errors are logged under `request_id`."""
     if isinstance(error, ApiError):
         return error
     logging.getLogger("oneloop.http").error("%s failed while it streamed", request_id, exc_info=error)
@@ -374,7 +375,7 @@ class Unavailable(ApiError):
 
 
 class Aborted(Unavailable):
-    """Error: the server aborted the request. Streams use a finish_reason instead if their API has one."""
+    """Error: the server aborted the request. A stream ends with a finish_reason instead, if its API has a suitable value."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -397,7 +398,7 @@ class ModelFailed(Unavailable):
 
 
 class ReplicaLost(Unavailable):
-    """Error: one of several server processes ended."""
+    """Error: the server process that ran the request has ended. Other processes continue."""
 
     code = "replica_lost"
 
@@ -418,7 +419,7 @@ class DeadlineExceeded(ApiError):
 
 
 class FieldNames:
-    """Mapping of the core's field paths to those of one API. Nested paths follow their parent."""
+    """Mapping of the server's own field paths to the paths of one API. A nested path is renamed with its parent."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True)  # the most exact first
@@ -431,7 +432,7 @@ class FieldNames:
 
     @contextmanager
     def spoken(self) -> Iterator[None]:
-        """Context in which raised errors use the client's field names."""
+        """Context in which the fields of raised ApiErrors are renamed to the client's field names."""
         try:
             yield
         except InvalidRequest as error:

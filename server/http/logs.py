@@ -1,6 +1,6 @@
-"""Logging: destination, levels and format of lines, as text or as one JSON object per line.
+"""Logging: destination, levels and line formats. A line is text or one JSON object.
 
-A line that belongs to a request has its id, from the context or from `extra={"request_id": …}`. Standard library only."""
+If a line belongs to a request, it contains the id, from the context or from `extra={"request_id": …}`. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def begin(level: str, kind: str = "text") -> None:
-    """Log lines of `level` or more severe to stderr. `kind`: value of --log-format."""
+    """Start logging to stderr. `level`: least severe level that is logged. `kind`: value of --log-format."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
     logging.basicConfig(handlers=[handler])

@@ -1,7 +1,6 @@
 """/metrics: metrics of engine and HTTP in Prometheus' text format, with the prefix `oneloop:`.
 
-The engine's values are read at each scrape. Every sample has the labels of the served model and of the engine's number, for
-compatibility with dashboards of several engines."""
+The engine's values are read at each scrape. Every sample has labels `model_name` and `engine`, as dashboards expect."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})  # clients ma
 
 
 class HttpStats:
-    """Number of requests by route pattern, method and status. All three have few values, so clients cannot create series."""
+    """Counts of requests by route pattern, method and status. Each has few values, so clients cannot create time series."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str, int]] = Counter()
@@ -62,8 +61,8 @@ class HttpStats:
 
 
 def family(metric: api.Metric, others: Mapping[str, api.Metric], model_name: str) -> Metric:
-    """Convert a Metric to prometheus_client's, with the same metric of `others`, by model name. Label `engine` is 0 if a
-    model has one engine."""
+    """Return `metric` as a metric family of prometheus_client, with the samples of all models. `model_name`: model of `metric`.
+    `others`: the same metric of further models, by model name. Label `engine` is 0 if the samples do not have it."""
     names = [name for name in dict(next(iter(metric.samples), ())) if name != "engine"] + ["model_name", "engine"]
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
     made: Families = kinds[metric.kind](PREFIX + metric.name, metric.help, labels=names)
@@ -83,12 +82,12 @@ def family(metric: api.Metric, others: Mapping[str, api.Metric], model_name: str
 
 
 def _buckets(data: api.HistogramData) -> list[tuple[str, float]]:
-    """Return Prometheus' cumulative buckets."""
+    """Return (upper bound, cumulative count) of each bucket of `data`, as Prometheus needs them."""
     return list(zip([*map(str, data.bounds), "+Inf"], accumulate(map(float, data.counts)), strict=True))
 
 
 class MetricSource(Collector):
-    """Collector for one scrape. `others`: metrics of further models by name."""
+    """Collector of one scrape. `metrics`: of the process and model `model_name`. `others`: metrics of further models, by name."""
 
     def __init__(
         self, metrics: Sequence[api.Metric], model_name: str, others: Mapping[str, Iterable[api.Metric]]
@@ -106,7 +105,8 @@ class MetricSource(Collector):
 def registry(
     metrics: Iterable[api.Metric], model_name: str, others: Mapping[str, Iterable[api.Metric]] | None = None
 ) -> CollectorRegistry:
-    """Return a registry. `metrics`: of the process and `model_name`; `others`: of further models by name."""
+    """Return a registry of all metrics. `metrics`: metrics of the process and of model `model_name`. `others`: metrics of
+    further models, by name."""
     made = CollectorRegistry(auto_describe=False)
     made.register(MetricSource(list(metrics), model_name, others or {}))
     ProcessCollector(registry=made)
@@ -114,10 +114,10 @@ def registry(
 
 
 def exposition(numbers: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Return the metrics page and its content type: OpenMetrics if the client accepts it, else the text format.
+    """Return the metrics page and its content type: OpenMetrics if header `accept` allows it, else the text format.
 
-    Names are never escaped. A colon is legal in every format, but without UTF-8 names prometheus_client replaces it by an
-    underscore in OpenMetrics, which Prometheus 2 accepts."""
+    Names are never escaped. A colon is legal in every format. Without UTF-8 names, however, prometheus_client replaces a colon
+    by an underscore in OpenMetrics, which Prometheus 2 accepts."""
     encode: Callable[..., bytes] = generate_latest
     content_type = CONTENT_TYPE_PLAIN_0_0_4
     if choose_encoder(accept)[1].startswith("application/openmetrics-text"):

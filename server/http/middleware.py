@@ -46,7 +46,7 @@ STATUS_CLIENT_LEFT = 499  # nothing is sent under it; it says in log and metrics
 
 
 class Clock:
-    """Date header, rendered at most once a second."""
+    """Source of the Date header's value, which is rendered at most once a second."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -60,14 +60,14 @@ class Clock:
 
 
 class NotedOnce:
-    """Set of ignored field names that were logged, so that repeated requests log them once."""
+    """Sets of ignored field names that have been logged. Requests that ignore the same names are logged once."""
 
     def __init__(self, max_sets: int = MAX_SETS) -> None:
         self._max_sets = max_sets
         self._seen: set[frozenset[str]] = set()
 
     def is_new(self, names: Iterable[str]) -> bool:
-        """Return whether this set of names is new, and remember it."""
+        """Return True if this set of names has not been passed before, and remember the set."""
         found = frozenset(names)
         if found in self._seen:
             return False
@@ -78,7 +78,7 @@ class NotedOnce:
 
 
 class _Exchange:
-    """One request and the start of its response."""
+    """State of one request and of its response's start."""
 
     __slots__ = ("_call", "_date", "_noted", "_send", "status")
 
@@ -111,13 +111,12 @@ class _Exchange:
 
 
 def _as_header(names: list[str]) -> bytes:
-    """Return field names of a client as a header value: few, short, and only harmless characters."""
+    """Return client field names as a header value, with limited length and harmless characters only."""
     return ", ".join(_NO_NAME.sub("?", name)[:64] for name in names[:20]).encode("ascii")
 
 
 class RequestMiddleware:
-    """Outermost layer of the application. `error_shapes`: error formats by path prefix, used for unknown paths and early
-    refusals too."""
+    """Outermost layer of the application. `error_shapes`: error formats by path prefix. They apply to early refusals too."""
 
     def __init__(
         self,
@@ -195,7 +194,7 @@ def _answer_to(error: Exception, scope: Scope, id: str) -> ApiError:
 
 
 def refusal_of(error: EngineError) -> ApiError:
-    """Return the response for an error of the engine."""
+    """Return the ApiError that reports an engine error to the client."""
     match error:
         case ContextTooLong():
             return ContextLengthExceeded(f"This model's context is too short: {error}")
@@ -212,7 +211,7 @@ def refusal_of(error: EngineError) -> ApiError:
 
 
 def _printable(scope: Scope) -> str:
-    """Return the path for the log, with escaped bytes and limited length."""
+    """Return the path of a request for the log, with unprintable bytes escaped and limited length."""
     return clip(scope["path"]).encode("unicode_escape").decode("ascii")
 
 

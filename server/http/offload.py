@@ -1,9 +1,9 @@
-"""Work off the event loop: decoding, rendering and tokenising of long texts.
+"""Execution of long work outside the event loop: decoding, rendering and tokenising of long texts.
 
-Short work runs inline, since a thread's round trip costs more. Long work runs on a small pool, in pieces if possible.
-Callers alternate after each piece, and one thread is reserved for shorter work. These threads have a lower priority than
-steps: at equal priority, 2 MB of text would delay every token on a server with few cores. Waiting work per caller is
-limited; cancelled work is dropped, also between pieces."""
+Short work runs inline, since a thread's round trip costs more. Long work runs on a small pool, in pieces if possible. The pool
+serves callers in rotation, one piece at a time, and reserves one thread for shorter work. Its threads have a lower priority than
+the engine's steps. At equal priority, 2 MB of text would delay every token on a server with few cores. Waiting work per caller
+is limited. Cancelled work is dropped, also between pieces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GIVE_BACK_AFTER_S = 1.0  # by when what very long work has left behind is nobody
 
 
 class GiveBack:
-    """Delayed return of free heap memory to the system after large work, on a thread. `act`: does it."""
+    """Timer that returns free heap memory to the system some time after large work, on a thread. `act`: does so."""
 
     def __init__(self, act: Callable[[], None] | None = None) -> None:
         self._act = act or _trim_heap
@@ -59,10 +59,8 @@ class GiveBack:
 
 
 class Offload:
-    """Thread pool with one thread that never runs long work. `max_waiting`: limit of waiting work per caller; four times that
-    in total. `give_back`: called after very long work.
-
-    Belongs to one event loop."""
+    """Thread pool that leaves one thread free for shorter work. `max_waiting`: maximum number of waiting jobs per caller, and a
+    quarter of the total limit. `give_back`: started after very long work. An Offload belongs to one event loop."""
 
     def __init__(
         self, threads: int = 2, max_waiting: int = MAX_WAITING, give_back: GiveBack | None = None, name: str = "text"
@@ -76,13 +74,14 @@ class Offload:
         self._waiting: OrderedDict[bytes | None, _Waiting] = OrderedDict()  # who is first is next
 
     async def run(self, num_chars: int, work: Callable[[], T], caller: bytes | None = None) -> T:
-        """Return the result of `work` for `caller`. `num_chars`: its cost. Raises TooManyRequests."""
+        """Return the result of `work()`, run for `caller`. `num_chars`: cost of the work, in characters. Raises TooManyRequests."""
         if num_chars <= SHORT_CHARS:
             return work()
         return await self._wait_for(num_chars, _in_one_piece(work), caller)
 
     async def run_pieces(self, num_chars: int, work: Pieces[T], caller: bytes | None = None) -> T:
-        """Return the result of `work` for `caller`, run piece by piece. Raises TooManyRequests."""
+        """Return the result of `work`, run piece by piece for `caller`. `num_chars`: its cost in characters. Raises
+        TooManyRequests."""
         if num_chars <= SHORT_CHARS:
             return to_the_end(work)
         return await self._wait_for(num_chars, work, caller)
@@ -123,7 +122,7 @@ class Offload:
             del self._waiting[job.caller]
 
     def _start(self) -> None:
-        """Give each free thread a piece of work, if any."""
+        """Start a piece of waiting work on each free thread."""
         loop = asyncio.get_running_loop()
         while self._num_free and (job := self._next()) is not None:
             self._num_free -= 1
@@ -175,7 +174,7 @@ class _Job:
 
 
 class _Waiting:
-    """One caller's waiting jobs."""
+    """Waiting jobs of one caller."""
 
     __slots__ = ("long", "short")
 
@@ -191,30 +190,30 @@ class _Waiting:
 
 
 def _trim_heap() -> None:
-    """Return free heap memory to the system, with glibc only."""
+    """Return free heap memory to the system. Has an effect with glibc only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def limit_arenas(environ: Mapping[str, str] = os.environ) -> None:
-    """Make threads share a few arenas of glibc's heap, unless the environment sets their number.
+    """Make threads share a few arenas of glibc's heap, unless `environ` already sets the number of arenas.
 
-    By default each thread may get its own arena, up to eight per core, and a long-lived allocation keeps freed memory around
-    it in use. Grammars that were compiled and used on different threads doubled the memory."""
+    By default each thread may get its own arena, up to eight per core. A long-lived allocation prevents an arena from releasing
+    the freed memory around it. Grammars that were compiled and used on different threads doubled the memory."""
     if "MALLOC_ARENA_MAX" not in environ and "glibc.malloc.arena_max" not in environ.get("GLIBC_TUNABLES", ""):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, MAX_ARENAS)
 
 
 def to_the_end(work: Pieces[T]) -> T:
-    """Run all pieces of `work` here, and return its result."""
+    """Run all pieces of `work` on the calling thread, and return the result."""
     while not (step := _piece_of(work))[0]:
         pass
     return cast("T", step[1])
 
 
 def _piece_of(work: Pieces[T]) -> tuple[bool, T | None]:
-    """Run one piece. Return whether it was the last, and the result."""
+    """Run the next piece of `work`. Return whether it was the last piece, and then the result."""
     try:
         next(work)
     except StopIteration as end:
@@ -228,22 +227,22 @@ def _in_one_piece(work: Callable[[], T]) -> Pieces[T]:
 
 
 def give_way(niceness: int = NICENESS) -> None:
-    """Lower the priority of the calling thread, if the system has priorities per thread."""
+    """Lower the priority of the calling thread by `niceness`, if the system has priorities per thread."""
     if sys.platform == "linux":  # elsewhere this would be said of the whole process
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def switch_quickly() -> None:
-    """Shorten the interpreter's thread switch interval, so that tokens wait less for long texts."""
+    """Shorten the interpreter's thread switch interval, so that long texts on threads delay tokens less."""
     sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
 
 
 def touch_heap(num_bytes: int) -> None:
-    """Make `num_bytes` of heap memory resident for the next allocation of the calling thread.
+    """Make `num_bytes` of heap memory resident, for the next allocation of the calling thread.
 
-    The system maps fresh pages one by one on first write: 10 ms for 15 MB, several times the copy. Python code that writes
-    them would hold the GIL; these C calls do not."""
+    The system maps fresh pages one by one at the first write: 10 ms for 15 MB, several times as long as the copy. Python code
+    that wrote to the pages would hold the GIL. The C calls used here release it."""
     if num_bytes < WORTHWHILE_BYTES:
         return
     num_bytes = min(num_bytes, MAX_TOUCHED_BYTES)

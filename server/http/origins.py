@@ -1,8 +1,8 @@
-"""Hosts and CORS: accepted Host headers, and the web origins that may read responses.
+"""Checks of the Host header, and CORS: accepted hosts, and the web origins that may read responses.
 
-A page of another site can point its own name at this machine's address (DNS rebinding). The browser then considers the
-server part of that site, so neither CORS nor content types protect it, but the Host header has the site's name. A server on
-a loopback address therefore accepts only localhost, IP addresses (which cannot be rebound), and names from options."""
+A page of another site can point its own name at this machine's address (DNS rebinding). The browser then considers the server
+part of that site, so neither CORS nor content types protect the server. The Host header still contains the site's name. A server
+on a loopback address therefore accepts only localhost, IP addresses (which cannot be rebound), and names from options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CheckHost:
-    """Middleware that rejects other Host headers. `allowed`: names, "*.name" for subdomains, or "*". IP addresses are always
-    allowed."""
+    """Middleware that rejects unexpected Host headers. `allowed`: names, "*.name" for subdomains, or "*". IP addresses are
+    always allowed."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         self._app = app
@@ -47,7 +47,7 @@ class CheckHost:
             raise HostNotAllowed(given[0].decode("latin-1"))
 
     def allows(self, host: str) -> bool:
-        """Return whether a Host header is allowed: a name or an address, with or without a port."""
+        """Return whether `host`, the value of a Host header, is allowed: a name or an address, with or without a port."""
         name = _without_port(host.strip().lower()).removesuffix(".")
         return name in self._names or name.endswith(self._below) or _is_address(name)
 
@@ -74,8 +74,8 @@ def _header(scope: Scope, wanted: bytes) -> bytes | None:
 
 
 def check_socket_origin(scope: Scope, allowed: Collection[str]) -> None:
-    """Check a WebSocket's Origin: the page's own host, or one of `allowed` ("*": any). Browsers let pages of every site open
-    sockets, so CORS does not protect them. Raises OriginNotAllowed."""
+    """Check a WebSocket's Origin header: it must be the server's own host, or in `allowed` ("*" allows any). Browsers let pages
+    of every site open sockets, and CORS does not apply to them. Raises OriginNotAllowed."""
     origin = _header(scope, b"origin")
     if origin is None or "*" in allowed:
         return
@@ -86,10 +86,10 @@ def check_socket_origin(scope: Scope, allowed: Collection[str]) -> None:
 
 
 class CrossOrigin:
-    """CORS as two layers. `around` adds headers to every response, also errors, so it is outermost. `preflights` answers
-    preflights inside of the logging layer, but before keys, which browsers do not send. Stream chunks bypass both.
-
-    `origins`: such as "https://example.com", or only "*". `methods`: of all routes."""
+    """CORS as two layers. `around` adds CORS headers to every response, including errors, so it is the outermost layer.
+    `preflights` answers preflight requests inside the logging layer, but before keys are checked, because browsers send
+    preflights without keys. Stream chunks bypass both layers. `origins`: allowed origins, such as "https://example.com", or only
+    "*". `methods`: HTTP methods of all routes."""
 
     def __init__(self, origins: Collection[str], *, credentials: bool, methods: Collection[str]) -> None:
         self._any = "*" in origins
@@ -129,7 +129,7 @@ class CrossOrigin:
         return cross_origin
 
     def preflights(self, app: ASGIApp) -> ASGIApp:
-        """Wrap `app`: answer preflights, pass on everything else."""
+        """Wrap `app`: answer preflight requests and pass on all other requests."""
 
         async def preflight(scope: Scope, receive: Receive, send: Send) -> None:
             origin = _header(scope, b"origin")

@@ -1,4 +1,4 @@
-"""Outlet: how a response reaches the transport of its connection: the head together with what follows, and parts without `send`."""
+"""Outlet: path of a response to the transport of its connection. The head is sent together with the first data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_JOINED_BYTES = 1 << 16  # of a body, copied behind its head
 
 
 class Outlet:
-    """Transport of a response. The head is sent together with the data written in the same loop iteration: one system call,
-    and one packet for most responses. `close` leaves the client time to read."""
+    """Transport of a response. The head is sent together with the data written in the same loop iteration. Most responses
+    therefore need one system call and one packet. `close` leaves the client time to read."""
 
     __slots__ = ("_connection", "_head", "write")
 
@@ -26,7 +26,7 @@ class Outlet:
         self.write: Callable[[bytes], None] = self._begin
 
     def begin(self) -> None:
-        """Reset for the next response."""
+        """Reset the state before the next response."""
         self.write = self._begin
 
     def _begin(self, data: bytes) -> None:
@@ -58,8 +58,8 @@ class Outlet:
 
 
 class BodyWriter:
-    """Writer of the next part of a started response, without `send`. Returns False without writing if that would block or is
-    not a chunk."""
+    """Callable that writes the next part of a started response directly to the connection, without ASGI `send`. It returns False
+    without writing if the write would block or the response is not chunked."""
 
     __slots__ = ("_cycle", "_flow", "_outlet")
 
@@ -77,7 +77,7 @@ class BodyWriter:
 
     @property
     def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """Return a function that writes one chunk of a given size; None if that would block."""
+        """Function that writes an already framed chunk; None if a write would block or the response is not chunked."""
         cycle = self._cycle
         if self._flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
             return None

@@ -1,7 +1,7 @@
 """Static pages: the files of `server/web`, without external resources.
 
-A page is revalidated at each load (304 if unchanged). Its scripts and styles are below `web/VERSION/`, the hash of all of
-them, and are cached for ever: a new release has another path. Paths in pages are relative, so they work behind any prefix."""
+A page is revalidated at each load (304 if unchanged). Its scripts and styles have URLs below `web/VERSION/`, where VERSION is a
+hash of all files, and are cached for ever. URLs in pages are relative, so they work behind any prefix."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def site() -> Site:
 
 
 async def page(name: str, http: Request) -> Response:
-    """Return the response with page `name`."""
+    """Return the response with the page called `name`."""
     found = await call_of(http).run(_NUM_CHARS, site)
     return answer(found.pages[name], http, "no-cache")
 
 
 async def asset(version: str, name: str, http: Request) -> Response:
-    """Return a file that pages of `version` load. Raises RouteNotFound, also for another release."""
+    """Return the response with the file `name` that pages of `version` load. Raises RouteNotFound, also for other versions."""
     found = await call_of(http).run(_NUM_CHARS, site)
     if version != found.version or name not in found.assets:
         raise RouteNotFound(http.method, http.url.path)
@@ -95,7 +95,7 @@ async def asset(version: str, name: str, http: Request) -> Response:
 
 
 def answer(file: PageFile, http: Request, caching: str) -> Response:
-    """Return a file, compressed if the client accepts it, or 304 if the client has it."""
+    """Return the response with `file`, compressed if possible, or 304 if the client has it. `caching`: the Cache-Control header."""
     headers = {**_SAFETY, "Cache-Control": caching, "ETag": file.etag}
     known = {each.strip() for each in http.headers.get("if-none-match", "").split(",")}
     if file.etag in known:

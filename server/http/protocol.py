@@ -1,14 +1,15 @@
-"""HttpProtocol: uvicorn's HTTP/1.1 protocol with limits on all input of a client, and on its time.
+"""HttpProtocol: uvicorn's HTTP/1.1 protocol with limits on the size and duration of a client's input.
 
-The parser gets one message at a time, cut at the end of a head or body. So the size of a head is counted however it was split
-into packets, pipelined requests wait as plain bytes until the response is sent, responses keep their order, and an error
-follows the responses to earlier requests. Trailers count like heads and are dropped. A body that cannot continue (too slow, too
-many bytes in all connections, invalid HTTP) ends in the application with one of our errors, so that the response has the API's
-shape, a log line and a count. Before the application has started, the response is written here.
+The parser gets one message at a time, cut at the end of a head or body. This has four effects. The size of a head is counted even
+if it arrives in many packets. Pipelined requests wait as plain bytes until the response is sent. Responses keep their order. An
+error follows the responses to earlier requests. Trailers count like heads and are dropped.
 
-A connection is in one `ConnectionPhase`, each with a time limit; `clients` has the limits and the state shared by connections. The
-application sees a normal ASGI scope, with the addition of `scope["call"]`. A client that closes its sending half counts as
-gone, since a closed connection looks the same."""
+A body that cannot continue (too slow, too many bytes in all connections, invalid HTTP) ends with an ApiError in the application.
+The response then has the API's error format, a log line and a count. Before the application starts, this class responds.
+
+A connection is in one `ConnectionPhase`, each with a time limit. `clients` holds the limits and the state shared by connections.
+The application receives a normal ASGI scope, extended by `scope["call"]`. A client that closes its sending half counts as
+disconnected, since a closed connection looks the same."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class ConnectionPhase(Enum):
 
 
 class _Flow(FlowControl):
-    """Flow control. `held`: reading is paused while much data waits that cannot be parsed yet."""
+    """Flow control of a connection. `held`: True while reading is paused because too many bytes wait to be parsed."""
 
     held = False
 
@@ -119,7 +120,7 @@ class HttpProtocol(HttpToolsProtocol):
         return len(self._unparsed) + self._head_bytes + body
 
     def account(self) -> None:
-        """Report the buffered bytes to the shared count."""
+        """Report the number of buffered bytes to `clients`."""
         held = len(self._unparsed) + self._head_bytes + (self._body.num_bytes if self._body is not None else 0)
         self.clients.hold(self, held)
 
@@ -132,7 +133,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parse received data up to the end of an unanswered message, at most for one turn of the loop."""
+        """Parse received data up to the end of an unanswered message, at most for one iteration of the loop."""
         turn_ends = self._callbacks + CALLBACKS_A_TURN
         while self._unparsed and (self._in_body or self.cycle is None):
             if self._callbacks > turn_ends:
@@ -166,7 +167,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.resume_reading()
 
     def _next_piece(self) -> bytes:
-        """Cut off data that may be parsed now: at most the rest of one head or of one body."""
+        """Remove and return the data that may be parsed now: at most the rest of one head or of one body."""
         data = self._unparsed
         if self._in_body and self._remaining is not None:
             end = self._remaining
@@ -211,8 +212,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.finish()
 
     def _parse_body_anyway(self) -> None:
-        """Parse a body after an `Upgrade` header with a second parser. Java's client sends both; the first parser would
-        treat the body as data of the other protocol."""
+        """Parse a body after an `Upgrade` header with a second parser. Java's HTTP client sends both. The first parser would
+        treat the body as data of the protocol in the header."""
         framing = b"transfer-encoding: chunked" if self._remaining is None else b"content-length: %d" % self._remaining
         self.parser = httptools.HttpRequestParser(self)
         self._is_reparsing = True
@@ -236,7 +237,7 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _open_socket(self, rest: bytes) -> None:
-        """Hand the connection over to the protocol of WebSockets. `rest`: what came behind the handshake."""
+        """Hand the connection over to the WebSocket protocol. `rest`: bytes received after the handshake."""
         self._is_deaf, self._unparsed = True, b""
         self.handle_websocket_upgrade()
         successor = cast("SocketProtocol", self.transport.get_protocol())
@@ -343,7 +344,7 @@ class HttpProtocol(HttpToolsProtocol):
         return BodyWriter(self.cycle, self.flow, self._outlet)
 
     def refuse(self, error: ApiError) -> None:
-        """End the message being received with `error`, then close the connection."""
+        """Answer the message being received with `error`, then close the connection."""
         self.clients.refused[error.code or error.type] += 1
         self._is_deaf, self._unparsed, self._head_bytes = True, b"", 0
         cycle = self.cycle
@@ -373,8 +374,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(head.encode("ascii") + body)
 
     def finish(self) -> None:
-        """Close after the client has received the last response. The writing half is closed first, because the client may
-        still send."""
+        """Close the connection after the last response. The sending half is closed first, because the client may still send
+        data."""
         self._outlet.flush()
         if self._in_body or self._unparsed or self.flow.read_paused or self.transport.can_write_eof():
             self._linger()
@@ -384,8 +385,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._enter(ConnectionPhase.CLOSING)
 
     def _linger(self) -> None:
-        """Keep the connection half open: a closed socket answers further bytes with a reset, and the client may lose the
-        response."""
+        """Keep the connection half open for a while. A closed socket resets on further bytes, which can lose the response."""
         self._is_deaf, self._unparsed = True, b""
         if not self.transport.is_closing():
             if self.transport.can_write_eof():  # TLS cannot
@@ -409,7 +409,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._enter(ConnectionPhase.IDLE)
 
     def _enter(self, phase: ConnectionPhase) -> None:
-        """Enter `phase` and start its time limit, unless already in it."""
+        """Enter `phase` and start its time limit. Does nothing if the connection is already in `phase`."""
         if phase is self._phase and self.deadline_queue is not None:
             return
         self._phase = phase

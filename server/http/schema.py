@@ -1,10 +1,12 @@
 """Wire types shared by APIs, and decoding of bodies: the fields that clients may send, with their limits.
 
-A field is one line here. A field of OpenAI or vLLM that is not supported is in a refusal table, with the values that request
-nothing; all other values are rejected by name. Unknown fields are rejected too, or reported to the decoder's caller, which
-informs the client. Only fields that are harmless by definition are ignored (`user`, `metadata` …). The decoder rejects NaN,
-infinity and overflowing numbers, so ranges are complete checks. Independent of models: `generate` checks vocabulary, context
-length and defaults."""
+Each field is declared once, in one line. A refusal table lists the fields of OpenAI or vLLM that are not supported, with values
+that are equivalent to leaving the field out. All other values are rejected with the field's name. Unknown fields are rejected, or
+returned to the decoder's caller, which informs the client. Only fields that are harmless by definition are ignored (`user`,
+`metadata` …).
+
+The decoder rejects NaN, infinity and overflowing numbers, so ranges are complete checks. This module does not depend on models:
+`generate` checks vocabulary, context length and defaults."""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class AnyText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"
 class JsonObject(
     Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", tag="json_object"
 ):
-    """Format of a JSON object. `schema`: its schema, as in llama.cpp."""
+    """Response format "JSON object". `schema`: JSON schema of the object, as in llama.cpp."""
 
     schema: dict[str, Any] | None = None
 
@@ -63,7 +65,7 @@ _STYLE = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_pr
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Constraint of the output: exactly one of the first six fields. `json` and `structural_tag` may also be JSON text."""
+    """Constraint of the output. Exactly one of the first six fields is set. `json` and `structural_tag` may also be JSON text."""
 
     json: dict[str, Any] | str | bool | None = None
     regex: Annotated[str, Meta(min_length=1)] | None = None
@@ -85,11 +87,11 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_style(self) -> bool:
-        """True if it only sets the JSON style of a constraint in another field."""
+        """True if this object only sets the JSON style of a constraint that is in another request field."""
         return not self.kinds_given and any(getattr(self, name) is not None for name in _STYLE)
 
     def check(self, where: str, prefix: str) -> None:
-        """Raise InvalidRequest for a contradiction. `prefix`: path before the field names."""
+        """Raise InvalidRequest for contradicting fields. `where`: path of this object. `prefix`: text before its field names."""
         kinds_given = self.kinds_given
         if len(kinds_given) != 1 and not self.is_style:
             found = (
@@ -110,7 +112,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class InputGrammar(Struct, kw_only=True):
-    """The grammar of a custom tool's input."""
+    """Grammar that constrains the input of a custom tool."""
 
     definition: Annotated[str, Meta(min_length=1)]
     syntax: Literal["lark", "regex"]
@@ -122,8 +124,8 @@ _ONE_TEXT = Annotated[str, Meta(min_length=1)]
 
 
 class ConstrainedOutput(Struct, kw_only=True):
-    """Fields of constrained output: of vLLM, current and before 0.12, of SGLang (`regex`, `ebnf`, `json_schema`), llama.cpp
-    (`grammar`, `json_schema`) and Ollama (`format`). Every route accepts them, so none is ignored silently."""
+    """Request fields of constrained output under the names of vLLM (before and after 0.12), SGLang (`regex`, `ebnf`,
+    `json_schema`), llama.cpp (`grammar`, `json_schema`) and Ollama (`format`). Every route accepts all of them."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | bool | None = None
@@ -138,7 +140,7 @@ class ConstrainedOutput(Struct, kw_only=True):
     format: dict[str, Any] | Literal["", "json"] | None = None
 
     def check_constraints(self) -> None:
-        """Raise InvalidRequest if a field has several constraints or none."""
+        """Raise InvalidRequest if a field sets several constraints or none."""
         if self.structured_outputs is not None:
             self.structured_outputs.check("structured_outputs", "structured_outputs.")
         if guided := self._guided:
@@ -150,7 +152,7 @@ class ConstrainedOutput(Struct, kw_only=True):
 
     @property
     def constraints(self) -> dict[str, StructuredOutputs]:
-        """Return the checked constraints and styles by field name."""
+        """Return the checked constraints and JSON styles by request field name."""
         found: dict[str, StructuredOutputs] = {}
         if (wanted := self.structured_outputs) is not None:
             kinds = wanted.kinds_given
@@ -178,7 +180,7 @@ def asks_for_nothing(value: Any, idle: tuple[Any, ...]) -> bool:
 
 
 class Checked(Protocol):
-    """A wire type that is a Struct."""
+    """Wire type that can check itself after decoding."""
 
     def check(self) -> None: ...
 
@@ -201,7 +203,7 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def readable(decode: Callable[[bytes], D], body: bytes) -> D:
-    """Decode `body`. Raises UnreadableBody for invalid JSON or too deep nesting; ValidationErrors pass through."""
+    """Return `decode(body)`. Raises UnreadableBody for invalid JSON or too deep nesting; ValidationErrors pass through."""
     try:
         return decode(body)
     except msgspec.ValidationError:
@@ -213,8 +215,9 @@ def readable(decode: Callable[[bytes], D], body: bytes) -> D:
 
 
 class Wire(Generic[T]):
-    """Decoder of one kind of request. Refused fields belong to a subclass that only the decoder uses. `may_be_ignored`:
-    those that are ignored if the client can be informed. `replaced`: replacements to suggest."""
+    """Decoder of request bodies to type `kind`. `refused`: unsupported fields, with their accepted values. Only a subclass
+    inside the decoder declares them. `may_be_ignored`: refused fields that are ignored if the client can be informed.
+    `replaced`: fields to suggest instead of refused fields."""
 
     def __init__(
         self,
@@ -240,9 +243,8 @@ class Wire(Generic[T]):
         self._raw = msgspec.json.Decoder(msgspec.defstruct(f"Raw{kind.__name__}", raw))
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
-        """Decode `body`. With `ignored`, unknown fields are dropped and their names appended to it.
-
-        Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
+        """Return the decoded and checked `body`. With `ignored`, unknown fields are dropped and their names appended to that
+        list. Raises UnreadableBody, UnknownParameter, UnsupportedParameter or InvalidRequest."""
         request = self._strictly(body) if ignored is None else self._leniently(body, ignored)
         # Nearly always true, and one comparison instead of fifty.
         if self._refused_values is not None and self._refused_values(request) != self._all_null:
@@ -265,7 +267,7 @@ class Wire(Generic[T]):
             return self._strictly(self._without_unknown(body, ignored, refusal))
 
     def _without_unknown(self, body: bytes, ignored: list[str], refusal: UnknownParameter) -> bytes:
-        """Return `body` without unknown fields. `refusal`: the error for the first one."""
+        """Return `body` without its unknown fields. `refusal`: error for the first unknown field."""
         known = readable(self._raw.decode, body)
         if len(body) - sum(map(len, msgspec.structs.astuple(known))) > MAX_UNKNOWN_BYTES:
             raise UnknownParameter(
@@ -285,7 +287,7 @@ class Wire(Generic[T]):
 
 
 def refusal_of(message: str, names: Sequence[str] = (), where: str = "") -> InvalidRequest:
-    """Return the error for a ValidationError's `message`. `names`: known fields; `where`: the path of what was decoded."""
+    """Return the error for a ValidationError's `message`. `names`: names of known fields. `where`: path of the decoded object."""
     what, _, path = message.partition(" - at `$")
     path = (where + path.rstrip("`")).lstrip(".").removesuffix("[...]") if path else where
     if unknown := _UNKNOWN.fullmatch(what):

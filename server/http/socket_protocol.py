@@ -1,6 +1,6 @@
-"""SocketProtocol: uvicorn's WebSocket protocol over wsproto, counted and timed like every connection.
+"""SocketProtocol: uvicorn's WebSocket protocol over wsproto, with the limits of all connections.
 
-Memory is bounded: nothing is read while a message waits for the application, and the parts of an unfinished message count as
+Memory is bounded. Nothing is read while a message waits for the application. The parts of an unfinished message count as
 `Clients.hold` counts unfinished bodies."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SocketProtocol(WSProtocol):
         return self.buffer.length
 
     def refuse(self, error: ApiError) -> None:
-        """Close, to free the memory of an unfinished message."""
+        """Close the connection, to free the memory of an unfinished message."""
         self._clients.refused[error.code or error.type] += 1
         self.buffer.clear()
         if not self.transport.is_closing() and self.conn.state is wsproto.connection.ConnectionState.OPEN:
@@ -56,7 +56,7 @@ class SocketProtocol(WSProtocol):
             super().handle_ping(event)
 
     def shutdown(self) -> None:
-        """Leave the closing to the application, which was asked to finish; uvicorn waits for it, within its limit."""
+        """Do nothing: the application closes the socket when requested to finish. uvicorn waits for it, within its limit."""
         if not self.handshake_complete or self.close_sent:
             super().shutdown()
 

@@ -1,14 +1,14 @@
 """EventStream: response that is a stream of server-sent events.
 
-`EventStream.__call__` owns the token stream's `async with`, so return, error, disconnect and cancellation all free the rows and
-blocks behind it at once: no generator stands in between. A source passes items on by calls, down to the connection's write, and
-no task wakes for a token. A slow reader gets missed items as several frames in one chunk, and a blocked `send` delays only its
-own stream. A second task detects that the client has left, also while no token flows, and sends empty lines as ping after a
-silent interval, also before the first token.
+`EventStream.__call__` owns the token stream's `async with`. Return, error, disconnect and cancellation therefore free the request's
+rows and blocks at once; no generator delays this. A source passes items on by function calls, down to the connection's write, so no
+task wakes up for a token. A slow reader receives several delayed frames in one chunk. A blocked `send` delays only its own stream.
+A second task detects that the client has disconnected, also while no token is sent. It sends empty lines as ping after a silent
+interval, also before the first token.
 
-This is a plain ASGI response. sse-starlette's EventSourceResponse is used only for events that are no tokens
-(`event_source`): it starts four tasks per stream, polls for shutdown every half second, replaces uvicorn's signal handling
-on import and cuts streams off at the first signal instead of draining. Independent of tokens and JSON."""
+This is a plain ASGI response. sse-starlette's EventSourceResponse is used only for events that are not tokens (`event_source`).
+It starts four tasks per stream, polls for shutdown every half second, and replaces uvicorn's signal handling on import. At the
+first signal it also cuts streams off instead of draining them. Independent of tokens and JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class ItemStream(Protocol[T_co]):
-    """Stream of items, an async context manager. Leaving the context cancels the work behind it."""
+    """Stream of items, which is an async context manager. Leaving the context cancels the work that produces the items."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -45,24 +45,24 @@ class ItemStream(Protocol[T_co]):
         take: Callable[[T_co], Callable[[], Awaitable[None]] | None],
         writer_of: Callable[[int], Any] | None = None,
     ) -> None:
-        """Call `take` with each item, await its result if any, and return after the last item. Raises errors of `take`.
-        Writers of `writer_of` may write items directly instead."""
+        """Call `take` with each item, await the function that it returns, if any, and return after the last item. Raises errors
+        of `take`. `writer_of`: returns a writer for the items of a choice, which is used instead of `take`; may return None."""
         ...
 
 
 class Frames(Protocol[T_contra]):
-    """Converter of a source's items to bytes of the stream."""
+    """Converter of a stream's items to the bytes of the response."""
 
     def feed(self, item: T_contra) -> bytes:
-        """Return complete events, or b"". After an exception, only `fail` is called."""
+        """Return the complete events for `item`, or b"". After an exception, only `fail` is called."""
         ...
 
     def writer(self, index: int, connection: ChunkWriter) -> Any:
-        """Return a writer of the items of choice `index` directly to `connection`, or None. Called after the first item."""
+        """Return a direct writer of the items of choice `index` to `connection`, or None. Called after the first item."""
         return None
 
     def end(self) -> bytes:
-        """Return the bytes at the end of the stream."""
+        """Return the bytes that end the stream."""
         ...
 
     def fail(self, error: Exception) -> bytes:
@@ -76,11 +76,10 @@ class _Written(Protocol):
 
 class EventStream(Generic[T]):
     """Response with server-sent events. `open_source` is called before anything is sent, so that its errors become normal error
-    responses.
+    responses. `frames` converts items to events. If the connection can be written to directly, `frames.writer` is used instead of
+    `frames.feed`. `begin` returns events to send before the first item. `done`: bytes that end the stream.
 
-    If frames have a `writer(index, connection)` and the connection can write directly, the source uses it, bypassing `feed`.
-
-    `begin` returns events before the first item. `Call.send_body` and `Call.writer` bypass middleware."""
+    `Call.send_body` and `Call.writer` bypass middleware."""
 
     HEADERS = (
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -119,7 +118,7 @@ class EventStream(Generic[T]):
         self, source: ItemStream[T], send: Send, make_write: Callable[[], ChunkWriter] | None, watch: ClientWatch,
         writers: list[_Written],
     ) -> bytes:  # fmt: skip
-        """Send all events except the last ones, which are returned. Direct writers are added to `writers`."""
+        """Send all events except the last ones, which are returned. Direct writers are appended to `writers`."""
         frames, feed = self._frames, self._frames.feed
         write = None if make_write is None else make_write()
 
@@ -148,7 +147,7 @@ class EventStream(Generic[T]):
 
 
 class JsonLineStream(EventStream[T]):
-    """EventStream of JSON lines. There are no pings, since JSON lines have no comments. The last object ends the stream."""
+    """EventStream of JSON lines. It sends no pings, since JSON lines have no comments. The last object ends the stream."""
 
     HEADERS = ((b"content-type", b"application/x-ndjson"), *EventStream.HEADERS[1:])
 
@@ -158,11 +157,10 @@ class JsonLineStream(EventStream[T]):
 
 @cache
 def _event_source_class() -> Any:
-    """Return a subclass of sse-starlette's EventSourceResponse, imported by the first request that needs it.
+    """Return a subclass of sse-starlette's EventSourceResponse, which the first request imports.
 
-    Differences: pings are those of other streams. A shutdown cuts nothing off, since `Process` drains and the source of events
-    ends them, so nothing polls for one either: an idle process sleeps. (Its import wraps uvicorn's signal handler, which we
-    never install.)"""
+    It sends the same pings as other streams. A shutdown does not cut a response off: `Process` drains, and the source ends its
+    events. The subclass therefore does not poll for a shutdown, and an idle process sleeps."""
     from sse_starlette import EventSourceResponse, ServerSentEvent
 
     class EventSource(EventSourceResponse):
@@ -175,7 +173,7 @@ def _event_source_class() -> Any:
 
 
 def event_source(events: AsyncIterable[bytes], ping_interval_s: float) -> ASGIApp:
-    """Return a response of complete `events` other than tokens. Disconnecting stops nothing else. `ping_interval_s` 0: no
-    pings."""
+    """Return a response of complete `events` that are not tokens. A disconnect ends only this response. `ping_interval_s` 0
+    disables pings."""
     response: ASGIApp = _event_source_class()(events, ping=ping_interval_s)
     return response

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: one span per request, with child spans queue, prefill and decode.
 
-A request is passed to a thread when it ends; the thread creates and sends spans, so the event loop only fills a queue. HTTP
-headers `traceparent` and `tracestate` name the parent. The packages are an optional dependency."""
+When a request ends, the event loop puts it into a queue. A thread creates and sends its spans. The HTTP headers `traceparent`
+and `tracestate` name the parent. The packages are an optional dependency."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _PHASES = (
 
 
 def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return the headers that name the parent trace."""
+    """Return the headers that name the parent trace, decoded as text."""
     names = (b"traceparent", b"tracestate")
     return [(name.decode(), value.decode("latin-1")) for name, value in headers if name in names]
 
 
 class Tracing:
-    """Creator of spans on a thread. `processor`: receives finished spans."""
+    """Thread that creates and sends spans of finished requests. `processor`: receives the finished spans."""
 
     def __init__(self, processor: SpanProcessor, service_name: str = "oneloop") -> None:
         from opentelemetry.sdk.resources import Resource
@@ -68,8 +68,8 @@ class Tracing:
 
     @classmethod
     def of(cls, config: ServerConfig) -> Tracing:
-        """Create one that sends to `config.otlp_traces_endpoint` by OTLP over HTTP. Raises ConfigError if the packages are
-        missing."""
+        """Create a Tracing that sends to `config.otlp_traces_endpoint` by OTLP over HTTP. Raises ConfigError without its
+        packages."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -81,7 +81,7 @@ class Tracing:
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
     def finished(self, model: str, finished: Finished) -> None:
-        """Enqueue a finished request. Called on the event loop."""
+        """Enqueue the spans of a finished request. Called on the event loop."""
         try:
             self._jobs.put_nowait((model, finished.request, finished.record, time.time_ns() - time.monotonic_ns()))
         except Full:
@@ -90,7 +90,7 @@ class Tracing:
                 logger.warning("span exporter is falling behind; spans are dropped")
 
     def close(self) -> None:
-        """Send queued spans within CLOSE_LIMIT_S. Blocks."""
+        """Send queued spans and stop, within CLOSE_LIMIT_S. Blocks."""
         self._jobs.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._provider.force_flush(int(CLOSE_LIMIT_S * 1000))
@@ -136,7 +136,7 @@ class Tracing:
 
 
 def _attributes(model: str, request: Request, record: RequestRecord) -> Mapping[str, Any]:
-    """Return span attributes by OpenTelemetry's conventions for generative models."""
+    """Return the span attributes of a request, by OpenTelemetry's conventions for generative models."""
     found: dict[str, Any] = {
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,

@@ -28,7 +28,7 @@ FORM_EXTRA_BYTES = 64 * 1024  # of a form around its file
 
 @dataclass(frozen=True, slots=True)
 class FormUpload:
-    """File and other fields of a form. `values`: all values of each name, in order."""
+    """Uploaded file and the other fields of a form. `values`: all values of each field name, in order."""
 
     filename: str
     num_bytes: int
@@ -37,15 +37,13 @@ class FormUpload:
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """Return the last value of each name."""
+        """Return the last value of each field name."""
         return {name: found[-1] for name, found in self.values.items()}
 
 
 def check_origin(http: Request, config: ServerConfig) -> None:
-    """Check the Origin header of a form: browsers send forms without a CORS preflight, so any page could post one to a local
-    server.
-
-    Raises OriginNotAllowed."""
+    """Check the Origin header of a form upload. Browsers send forms without a CORS preflight, so any page could post a form to a
+    local server. Raises OriginNotAllowed."""
     origin = http.headers.get("origin")
     if origin is None or origin in config.cors_origin or "*" in config.cors_origin:
         return
@@ -55,8 +53,8 @@ def check_origin(http: Request, config: ServerConfig) -> None:
 
 @contextlib.asynccontextmanager
 async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> AsyncIterator[FormUpload]:
-    """Yield the upload; its file is deleted at the end of the block. Raises ApiError, for a large file before the excess is
-    read."""
+    """Yield the upload. Its file is deleted at the end of the `async with` block. Raises ApiError; for a file above
+    `limit_bytes`, as soon as the limit is exceeded."""
     check_origin(http, config)
     given = http.headers.get("content-type")
     if (given or "").partition(";")[0].strip().lower() != FORM:
@@ -100,7 +98,7 @@ async def read_upload(http: Request, config: ServerConfig, limit_bytes: int) -> 
 
 
 async def _bounded(http: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the chunks of the body; none is kept in memory."""
+    """Yield the chunks of the body, without keeping them in memory. Raises BodyTooLarge above `limit_bytes`."""
     incoming = call_of(http).body
     size = 0
     async for chunk in http.stream():

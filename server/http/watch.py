@@ -1,4 +1,4 @@
-"""Tasks that are cancelled when their client disconnects, or when one of several fails."""
+"""Cancellation of tasks when their client disconnects, or when one of several tasks fails."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class ClientWatch:
-    """Context that is cancelled when the client disconnects: `async with ClientWatch(receive) as watch: ...`.
+    """Context whose block is cancelled when the client disconnects: `async with ClientWatch(receive) as watch: ...`.
 
-    The block is cancelled at its current `await`, and the cancellation ends here; `watch.gone` is then True. `ping` is
-    awaited after every `interval_s` in which `quiet` was not set to False."""
+    The block is cancelled at its current `await`. The context suppresses the CancelledError and sets `watch.gone` to True.
+    `ping` is awaited after every `interval_s` seconds in which `quiet` was not set to False."""
 
     def __init__(
         self, receive: Receive, ping: Callable[[], Awaitable[None]] | None = None, interval_s: float = 0
@@ -66,16 +66,16 @@ class ClientWatch:
 
 
 async def while_waited_for(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; cancel it if the client disconnects. Raises ClientLeft."""
+    """Return the result of `work`, or cancel `work` if the client disconnects. Raises ClientLeft."""
     async with ClientWatch(receive):
         return await work
     raise ClientLeft
 
 
 async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results in order. The first error is raised once the other coroutines are cancelled and have ended.
+    """Return the results of the coroutines in order. If one fails, the others are cancelled, and its error is raised afterwards.
 
-    Unlike a TaskGroup's, the error is in no reference cycle, which would keep everything that its traceback holds."""
+    Unlike a TaskGroup's error, the error is in no reference cycle. A cycle would keep the traceback's objects alive."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

@@ -1,7 +1,7 @@
-"""WebSockets: an opening handshake as the HTTP request that it is, answered 101 or refused, and the open socket.
+"""WebSockets: the opening handshake, which is processed as an HTTP request, and the open socket.
 
-So hosts, keys, limits, errors, the access log and metrics are those of every route. The protocol is uvicorn's and wsproto's
-(`socket_protocol`, imported with the first socket)."""
+The handshake is answered with status 101 or refused. Hosts, keys, limits, errors, the access log and metrics therefore work as
+for every route. The protocol is uvicorn's WebSocket protocol over wsproto (`socket_protocol`, imported with the first socket)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFUSAL = "websocket.http.response"
 
 
 class Code(IntEnum):
-    """Reason for closing (RFC 6455, 7.4.1)."""
+    """Status code of a WebSocket's closing (RFC 6455, 7.4.1)."""
 
     NORMAL = 1000
     GOING_AWAY = 1001
@@ -34,7 +34,7 @@ class Code(IntEnum):
 
 
 class Socket:
-    """Open WebSocket. `subprotocols`: offered by the client."""
+    """Open WebSocket. `subprotocols`: names that the client offers."""
 
     def __init__(self, receive: Receive, send: Send, subprotocols: Collection[str]) -> None:
         self._receive = receive
@@ -42,7 +42,7 @@ class Socket:
         self.subprotocols = subprotocols
 
     async def accept(self, send: Send, subprotocol: str | None = None) -> None:
-        """Answer the handshake through the layers of the request, whose function is `send`."""
+        """Answer the handshake with status 101. `send`: the route's ASGI `send`, which passes through all layers."""
         await send({"type": "http.response.start", "status": 101, "headers": [], "subprotocol": subprotocol})
 
     async def receive(self) -> str | bytes:
@@ -55,14 +55,14 @@ class Socket:
         return data if text is None else text
 
     async def send(self, text: str) -> None:
-        """Send a message once the client has read enough of those before. Raises ClientLeft."""
+        """Send a text message. Waits until the client has read enough of the earlier messages. Raises ClientLeft."""
         try:
             await self._send({"type": "websocket.send", "text": text})
         except OSError:
             raise ClientLeft from None
 
     async def close(self, code: Code, reason: str = "") -> None:
-        """Raises ClientLeft."""
+        """Close the socket with `code` and `reason`. Raises ClientLeft."""
         try:
             await self._send({"type": "websocket.close", "code": int(code), "reason": reason})
         except OSError:
@@ -70,7 +70,7 @@ class Socket:
 
 
 def socket_of(scope: Scope) -> Socket:
-    """Return the socket of a handshake. Raises UpgradeRequired for another request."""
+    """Return the Socket of a handshake. Raises UpgradeRequired if the request is not a handshake."""
     if SOCKET not in scope:
         raise UpgradeRequired(scope["path"])
     found: Socket = scope[SOCKET]
@@ -78,7 +78,7 @@ def socket_of(scope: Scope) -> Socket:
 
 
 async def as_request(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
-    """Return the ASGI arguments of the GET request that opens a WebSocket. An answer with status 101 opens it."""
+    """Return the ASGI scope, receive and send of the GET request that opens a WebSocket. Status 101 opens the socket."""
     await receive()  # websocket.connect
     can_refuse = _REFUSAL in scope.get("extensions", {})
 
@@ -98,7 +98,7 @@ async def as_request(scope: Scope, receive: Receive, send: Send) -> tuple[Scope,
 
 
 class _Body:
-    """Empty body of the request."""
+    """Receiver of the handshake's request body, which is empty."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -115,7 +115,7 @@ class _Body:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sockets:
-    """Factory of uvicorn's protocol for the `paths` that open sockets; requests elsewhere that offer one are answered in HTTP."""
+    """Factory of WebSocket protocols. `paths`: paths that open sockets. Handshakes on other paths are answered in HTTP."""
 
     clients: Clients
     paths: frozenset[bytes]
@@ -127,7 +127,7 @@ class Sockets:
 
 
 class OpenSockets:
-    """Sockets that are served now."""
+    """Set of all open sockets."""
 
     def __init__(self) -> None:
         self._leave: dict[Callable[[], object], None] = {}
@@ -139,7 +139,7 @@ class OpenSockets:
 
     @contextmanager
     def having(self, leave: Callable[[], object]) -> Iterator[None]:
-        """Count a socket while the block runs. `leave` asks it to finish and close."""
+        """Context during which a socket counts as open. `leave`: function that makes the socket finish and close."""
         self._leave[leave] = None
         self._none.clear()
         try:
@@ -153,12 +153,12 @@ class OpenSockets:
         yield Metric("websockets_open", "Open WebSockets.", "gauge", {(): float(len(self))})
 
     def leave(self) -> None:
-        """Ask every socket to finish and close."""
+        """Request every socket to finish and close."""
         for leave in [*self._leave]:
             leave()
 
     async def closed(self, limit_s: float) -> bool:
-        """Wait until all are closed, up to `limit_s` seconds. Return whether they are."""
+        """Wait until all sockets are closed, up to `limit_s` seconds. Return whether all are closed."""
         try:
             await asyncio.wait_for(self._none.wait(), limit_s)
         except TimeoutError:

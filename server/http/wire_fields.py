@@ -1,7 +1,7 @@
 """Request fields shared by APIs, declared once as mixins of wire types.
 
-A sampling field added to a mixin is added to every API with that mixin, to `LLM`'s SamplingParams, and to the engine's if
-its SamplingParams have a field of that name (`generate/sampling.py`). There is no other list."""
+A sampling field of a mixin is part of every API that uses the mixin, and of `LLM`'s SamplingParams. It is passed to the engine
+if the engine's SamplingParams have a field of that name (`generate/sampling.py`). There is no other list."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MoreStops = StopString | Annotated[list[StopString], Meta(max_length=MAX_REPEAT
 
 
 def _texts(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the strings of a field that accepts one or a list."""
+    """Return the strings of a field that accepts a string or a list of strings."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 class WireType(msgspec.StructMeta):
-    """Metaclass of wire types, which may have several bases with fields: msgspec itself allows one.
+    """Metaclass of wire types, which lets a type inherit fields from several bases. msgspec itself allows only one.
 
-    The first base stays a base; fields and methods of the others are copied, so these call no `super()`."""
+    The first base stays a base class. Fields and methods of other bases are copied; these methods must not call `super()`."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any) -> WireType:
         copied: dict[str, Any] = {"__annotations__": {}}
@@ -53,7 +53,7 @@ class WireType(msgspec.StructMeta):
 
 
 class AdvisedFields(Struct, kw_only=True, metaclass=WireType):
-    """Sampling fields whose default can come from generation_config.json."""
+    """Sampling fields whose default value can come from the model's generation_config.json."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -63,7 +63,7 @@ class AdvisedFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class DrawFields(AdvisedFields, kw_only=True):
-    """Sampling fields without model defaults: penalties and seed."""
+    """Sampling fields whose default does not depend on the model: penalties and seed."""
 
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -71,7 +71,7 @@ class DrawFields(AdvisedFields, kw_only=True):
 
 
 class SamplingFields(DrawFields, kw_only=True):
-    """Fields that bias or end sampling: logit_bias and stop tokens."""
+    """Fields that bias logits or end the output: logit_bias and stop tokens."""
 
     # By token id, as JSON has keys.
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
@@ -80,7 +80,7 @@ class SamplingFields(DrawFields, kw_only=True):
 
 
 class Sampling(SamplingFields, kw_only=True):
-    """All sampling fields. Token ids and counts are checked against the model later."""
+    """All sampling fields of a request. Token ids and counts are checked against the model later."""
 
     min_tokens: Annotated[int, Meta(ge=0, le=INT64)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
@@ -90,7 +90,7 @@ class Sampling(SamplingFields, kw_only=True):
 
 
 class RepeatFields(DrawFields, kw_only=True):
-    """Sampling fields by llama.cpp's and Ollama's names."""
+    """Sampling fields under the names of llama.cpp and Ollama."""
 
     repetition_penalty: RepetitionPenalty | None = field(name="repeat_penalty", default=None)
     repeat_last_n: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # 0: no penalty; -1: of all tokens
@@ -101,7 +101,7 @@ class RepeatFields(DrawFields, kw_only=True):
         return _texts(self.stop)
 
     def penalty(self, ignored: list[str], name: str) -> float | None:
-        """Return the repetition penalty, which applies to all tokens. A different window is added to `ignored` as `name`."""
+        """Return the repetition penalty, for all tokens. If the request sets a different window, append `name` to `ignored`."""
         if self.repeat_last_n == 0:
             return None if self.repetition_penalty is None else 1.0
         if self.repeat_last_n not in (None, -1) and self.repetition_penalty not in (None, 1):
@@ -121,7 +121,7 @@ def sampling_of(wire: DrawFields, **changes: Any) -> Sampling:
 
 
 class TextFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields of stop strings, and of text that is shown."""
+    """Fields of stop strings, and of the text that is returned."""
 
     stop: _Stops | None = None
     include_stop_str_in_output: bool | None = None
@@ -133,7 +133,7 @@ class TextFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class TruncationFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields of prompt truncation."""
+    """Fields that set how a long prompt is truncated."""
 
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # -1: as many as the context holds
     truncation_side: Literal["left", "right"] | None = None  # the end that is cut off
@@ -160,7 +160,7 @@ class QueueFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class TermFields(QueueFields, kw_only=True):
-    """Fields for the engine that do not change answers."""
+    """Fields that change how the engine runs a request, but not the answer."""
 
     speculative: bool | None = None  # False: the server does not draft tokens of this answer
 
@@ -179,14 +179,14 @@ class CallerFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class TemplateFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields of rendering a conversation, for every API with messages."""
+    """Fields that control the rendering of a conversation, for every API with messages."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     allow_special_tokens: bool | None = None  # in what the client wrote; None: as the server has it
 
 
 class ReasoningFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields that limit reasoning, and show or hide it."""
+    """Fields that limit reasoning, and that show or hide it."""
 
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64)] | None = None  # then reasoning is ended; -1: never
     include_reasoning: bool | None = None  # False: it is counted, and not shown

@@ -1,1 +1,1 @@
-"""Python interface: `LLM`, the engine without a server."""
+"""Python interface of the engine, without an HTTP server: `LLM`, `AsyncLLM` and `asgi`."""

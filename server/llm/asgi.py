@@ -1,6 +1,6 @@
 """asgi: the server's application for any ASGI server, alone or mounted into another application.
 
-The ASGI server handles address, TLS, connections and signals. Its event loop is the engine's."""
+The ASGI server handles address, TLS, connections and signals. The engine runs on the ASGI server's event loop."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ ANY_HOST = "0.0.0.0"
 
 
 def asgi(model: str | os.PathLike[str] | None = None, **options: Any) -> Application:
-    """Return the application: `oneloop serve`'s routes and pages. `model` and `options`: as `oneloop serve` has them, with
-    underscores, except those of the process and its connections.
-
-    Raises ValueError for an unknown or unsupported option."""
+    """Return an application with the routes and pages of `oneloop serve`. `model`, `options`: its options, with underscores,
+    except those of the process and its connections. Raises ValueError for an unknown or unsupported option."""
     path = None if model is None else os.fspath(model)
     try:
         # Whoever runs it may let anybody in, so operators' routes need --admin-api-key, as on a public address.
@@ -48,10 +46,10 @@ def _options() -> dict[str, Option]:
 
 
 class Application:
-    """ASGI application with a model, which is loaded when the application starts. `llm`: the same engine for your own code.
+    """ASGI application with a model, which is loaded when the application starts. `llm`: AsyncLLM with the same engine.
 
-    Mounted into another application, it needs that application's lifespan: `Starlette(…, lifespan=app.lifespan)`, or `async
-    with app.lifespan():` in your own lifespan. On its own it uses the ASGI server's lifespan."""
+    If it is mounted into another application, that application must run its lifespan: `Starlette(…, lifespan=app.lifespan)`, or
+    `async with app.lifespan():` in your own lifespan. If it is not mounted, the ASGI server runs the lifespan."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.llm = AsyncLLM.of(config)
@@ -61,7 +59,7 @@ class Application:
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
-        """Load the model; on exit, wait for requests up to `drain_timeout`, then close. `app`: the outer application,
+        """Load the model; on exit, wait for requests up to `drain_timeout` seconds, then close. `app`: the outer application,
         unused. Raises LoadError."""
         async with self.llm:
             core = await self.llm.core()

@@ -26,11 +26,12 @@ from server.llm.tokenizer import as_transformers
 
 
 class AsyncLLM:
-    """Model on the caller's own event loop: tokens reach the caller without another thread or process. Keywords as `LLM`.
+    """Model whose engine runs on the caller's event loop: tokens reach the caller without another thread or process. The
+    constructor has the arguments of `LLM`.
 
-    The first call loads the model, or `async with AsyncLLM(…) as llm:` does, which also closes it. Every call must be made
-    on that loop, from any task. Raises ValueError for an unknown or unsupported option. The first call raises LoadError if
-    the model cannot be served."""
+    The first call loads the model. `async with AsyncLLM(…) as llm:` also loads it, and closes it at the end. Every call must be
+    made on the event loop of the first call, from any task. The constructor raises ValueError for an unknown or unsupported
+    option. The first call raises LoadError if the model cannot be served."""
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._prepare(program_config(model, options))
@@ -39,12 +40,12 @@ class AsyncLLM:
     def from_engine_args(
         cls, engine_args: EngineArgs, start_engine_loop: bool = True, usage_context: object = None
     ) -> Self:
-        """Create it with the options of `engine_args`. The others, as in vLLM, have no effect: the first call loads."""
+        """Create an AsyncLLM with the options of `engine_args`. The other arguments have no effect, for compatibility with vLLM."""
         return cls(**engine_args.given())
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self:
-        """Create it with the options of a server."""
+        """Create an AsyncLLM with the options of a server."""
         llm = cls.__new__(cls)
         llm._prepare(config)
         return llm
@@ -56,7 +57,8 @@ class AsyncLLM:
         self._closing: asyncio.Task[None] | None = None
 
     async def core(self) -> Core:
-        """Load the model, once. Raises LoadError, or RuntimeError after `shutdown` and on another loop."""
+        """Return the Core; the first call loads it. Raises LoadError, or RuntimeError after `shutdown` and on another event
+        loop."""
         if self._closing is not None or self._cancel.is_set():
             raise RuntimeError("this AsyncLLM is shut down")
         if self._loading is None:
@@ -73,10 +75,10 @@ class AsyncLLM:
         *,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt. Each output has the whole answer so far, unless `sampling_params.output_kind` says otherwise.
-        Leaving the iteration, or cancelling its task, aborts the request; `abort` ends it with the finish reason "abort".
-
-        Raises ValueError: here for invalid arguments, at the first step for a request that does not fit the model."""
+        """Continue one prompt. Each output contains the whole answer so far, unless `sampling_params.output_kind` requests
+        another kind. Leaving the iteration, or cancelling its task, aborts the request. After `abort`, the last output has the
+        finish reason "abort". Raises ValueError: immediately for invalid arguments, at the first iteration for a request that
+        does not fit the model."""
         params = sampling_params or SamplingParams()
         return self._outputs(prepare.of_prompt(prompt, params, lora_request), params, request_id)
 
@@ -90,7 +92,7 @@ class AsyncLLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one conversation. `options`: as in `LLM.chat`. Otherwise as `generate`."""
+        """Answer one conversation. `options`: as in `LLM.chat`. Other arguments, outputs and errors are those of `generate`."""
         prepare.check_chat_options(options)
         params = sampling_params or SamplingParams()
         ask = prepare.of_conversation(messages, params, options, lora_request, chat_template)
@@ -112,9 +114,8 @@ class AsyncLLM:
         *,
         pooling_task: PoolingTask | None = None,
     ) -> AsyncGenerator[pooling.PoolingRequestOutput, None]:
-        """Pool one prompt, and yield its array once. `pooling_task` None: that of the parameters, or the model's default.
-
-        Raises ValueError as `generate`, and if the model is not served for pooling."""
+        """Pool one prompt, and yield one output with its array. `pooling_task` None: the task in `pooling_params`, or the
+        model's default. Raises ValueError as `generate` does, and if the model is not served for pooling."""
         _, ask = pooling.ask_to_pool([prompt], pooling_params, pooling_task)
         core = await self.core()
         (result,) = await core.pooler.pooled(ask, pooling_task or "embed", lambda result: None)
@@ -122,7 +123,7 @@ class AsyncLLM:
         yield output if request_id is None else replace(output, request_id=request_id)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End the requests with these ids. Unknown ids are ignored."""
+        """Abort the requests with these ids. Unknown ids are ignored."""
         core = await self.core()
         for id in (request_id,) if isinstance(request_id, str) else request_id:
             core.abort(id)
@@ -132,37 +133,37 @@ class AsyncLLM:
         return as_transformers((await self.core()).tokenizer)
 
     async def get_default_sampling_params(self) -> SamplingParams:
-        """Return the model's default sampling parameters, as a copy to change and pass on."""
+        """Return a copy of the model's default sampling parameters, which the caller may change."""
         return (await self.core()).default_params
 
     async def get_metrics(self) -> list[Metric]:
-        """Return the engine's metrics, as `LLM.get_metrics`."""
+        """Return the engine's metrics; see `LLM.get_metrics`."""
         return await (await self.core()).metrics()
 
     async def check_health(self) -> None:
-        """Raises RuntimeError if the engine has failed."""
+        """Raise RuntimeError if the engine has failed."""
         health = (await self.core()).loaded.engines.health()
         if not health.ok:
             raise RuntimeError(f"the engine has failed: {health.reason}")
 
     async def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes. Returns True when done."""
+        """Drop all cached prefixes. Return True when done."""
         return await (await self.core()).reset_prefix_cache()
 
     async def sleep(self, level: int = 1) -> None:
-        """Release the memory of weights and KV cache, as `LLM.sleep`."""
+        """Release the memory of weights and KV cache; see `LLM.sleep`."""
         await (await self.core()).sleep(level)
 
     async def wake_up(self) -> None:
-        """Reload what `sleep` released. Raises SleepError if that is no longer possible."""
+        """Reload weights and KV cache after `sleep`. Raises SleepError if that is no longer possible."""
         await (await self.core()).wake_up()
 
     async def is_sleeping(self) -> bool:
         return bool((await self.core()).loaded.engines.health().sleep_level)
 
     def shutdown(self) -> asyncio.Task[None] | None:
-        """Close. Requests in flight end with a RuntimeError. The returned task ends when the memory is free; None if there
-        is nothing to close or the loop has ended. Closing again does nothing."""
+        """Close the engine. Requests in flight end with a RuntimeError. The returned task ends when the memory is free. It is
+        None if there is nothing to close or the event loop has ended. Closing again does nothing."""
         self._cancel.set()  # ends a download
         if self._closing is None and self._loading is not None and not self._loading.get_loop().is_closed():
             self._closing = self._loading.get_loop().create_task(_close(self._loading), name="close")

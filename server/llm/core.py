@@ -1,7 +1,7 @@
-"""Core: a loaded model with the operations of programs, on the event loop that owns the engine.
+"""Core: a loaded model with the operations that `LLM` and `AsyncLLM` offer, on the event loop that runs the engine.
 
-`LLM` runs a Core on a background thread, `AsyncLLM` and `asgi` on the caller's own loop. Whatever the number of prompts,
-only a bounded number of sequences is in the engine at a time: its rows, and some more."""
+`LLM` runs a Core on a background thread. `AsyncLLM` and `asgi` run it on the caller's own event loop. For any number of prompts,
+only a bounded number of sequences is in the engine at a time: as many as fit in a step, and some more."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TEMPLATE_CHARS = 100_000  # to compile a chat template takes as long as to token
 
 
 class Core:
-    """Model with the operations of programs. All methods run on the event loop that loaded it."""
+    """Loaded model with the operations that `LLM` and `AsyncLLM` offer. All methods run on the event loop that loaded the model."""
 
     def __init__(self, config: ServerConfig, loaded: LoadedModel) -> None:
         self.lifecycle = Lifecycle()
@@ -71,7 +71,7 @@ class Core:
 
     @classmethod
     async def load(cls, config: ServerConfig, cancel: threading.Event) -> Core:
-        """Load the model. `cancel`, once set, ends a download. Raises LoadError."""
+        """Load the model and return its Core. `cancel`: ends a download when it is set. Raises LoadError."""
         display = StartupDisplay(sys.stderr)
         try:
             return cls(config, await load(config, display.report, cancel))
@@ -81,7 +81,7 @@ class Core:
     async def outputs(
         self, ask: PreparedInput, kind: RequestOutputKind, id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of a request, of the given `kind`. Raises as `increments`."""
+        """Yield the outputs of the request `ask`, of the given `kind`. Raises the errors of `increments`."""
         wholes = [CompletionOutput(index) for index in range(ask.request.n)]
         async with contextlib.aclosing(self.increments(ask, id)) as increments:
             async for output in increments:
@@ -94,10 +94,8 @@ class Core:
                     yield dataclasses.replace(output, outputs=[whole.copy() for whole in wholes])
 
     async def increments(self, ask: PreparedInput, id: str | None = None) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the new parts of the answer to the request `id`.
-
-        Raises ValueError if the request does not fit the model or its id is in use, RuntimeError if the engine fails or is
-        closed."""
+        """Yield the new parts of the answers to the request `ask`. `id`: its id; None creates one. Raises ValueError if the
+        request does not fit the model or the id is in use, RuntimeError if the engine fails or is closed."""
         id = id or uuid.uuid4().hex
         call = Call(id=id, offload=self.service.offload)
         async with self._named(id), self._limit.room_for(ask.request.num_candidates):
@@ -148,7 +146,7 @@ class Core:
                 raise RuntimeError(f"the LLM was closed before the answer was complete: {error}") from None
 
     async def _model(self, call: Call, ask: PreparedInput) -> LoadedModel:
-        """Return the model with the adapter and the chat template of a request. Raises ValueError."""
+        """Return the model with the adapter and the chat template that `ask` requests. Raises ValueError."""
         model, source = await self._names.model(call, ask.lora), ask.chat_template
         if source is None:
             return model
@@ -163,7 +161,7 @@ class Core:
         return template, ChatFormat.choose(source, template, tokenizer, **parsers)
 
     async def answers(self, asks: Sequence[PreparedInput], progress: Progress) -> list[RequestOutput]:
-        """Return the outputs in the order of `asks`. The first failure cancels the others."""
+        """Return the final outputs in the order of `asks`. The first failure cancels the other requests."""
         found: list[RequestOutput | None] = [None] * len(asks)
         todo = iter(enumerate(asks))
 
@@ -182,7 +180,7 @@ class Core:
 
     @contextlib.asynccontextmanager
     async def _named(self, id: str) -> AsyncIterator[None]:
-        """Reserve `id` for one request while the block runs. Raises ValueError if it is in use."""
+        """Context in which `id` is reserved for one request. Raises ValueError if the id is in use."""
         if id in self._at_work:
             raise ValueError(f"request_id {id!r}: another request with this id is in flight")
         self._at_work[id] = False
@@ -192,7 +190,7 @@ class Core:
             del self._at_work[id]
 
     def abort(self, id: str) -> None:
-        """End the request `id`, if it is in flight; its last output has the finish reason "abort"."""
+        """Abort the request `id`, if it is in flight. Its last output has the finish reason "abort"."""
         if id in self._at_work:
             self._at_work[id] = True
             self.loaded.engine.abort({id})
@@ -221,7 +219,7 @@ class Core:
         await self.loaded.engine.wake_up()
 
     async def close(self) -> None:
-        """End requests in flight, and free model and cache."""
+        """End requests in flight, and free the memory of model and cache."""
         self.service.offload.close()
         await self.loaded.engines.close()
 

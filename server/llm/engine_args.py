@@ -23,7 +23,7 @@ _Fields: Any = dataclasses.make_dataclass("_Fields", [(name, Any, None) for name
 
 
 def program_config(model: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> ServerConfig:
-    """Return the configuration for keywords of `LLM`. Raises ValueError."""
+    """Return the configuration for the keyword arguments of `LLM`. Raises ValueError."""
     path = None if model is None else os.fspath(model)
     try:
         return unbounded(from_keywords({"enable_mm_embeds": True, **options, "model": path}))
@@ -37,8 +37,8 @@ def unbounded(config: ServerConfig) -> ServerConfig:
 
 
 class EngineArgs(_Fields):  # type: ignore[misc]  # a dataclass, for `dataclasses.asdict`
-    """Options of an LLM: `LLM(**dataclasses.asdict(EngineArgs(…)))` is `LLM.from_engine_args(EngineArgs(…))`. None stands for the
-    default. Raises ValueError for an unknown name."""
+    """Options of an LLM: `LLM(**dataclasses.asdict(EngineArgs(…)))` equals `LLM.from_engine_args(EngineArgs(…))`. None means the
+    default value. Raises ValueError for an unknown option."""
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         for name in options:
@@ -52,7 +52,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # a dataclass, for `dataclasse
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add the flags of these options to `parser`, and return it. Their default is None."""
+        """Add the flags of these options to `parser`, and return it. The default value of each flag is None."""
         parser.add_argument("--model", help="folder in Hugging Face format, .gguf file, hub id or built-in name")
         options = keyword_options()
         add_options(parser, options, shown=options)
@@ -63,7 +63,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # a dataclass, for `dataclasse
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Create them from parsed arguments, ignoring other arguments."""
+        """Create EngineArgs from parsed arguments. Arguments that are not options are ignored."""
         return cls(**{name: value for name, value in vars(args).items() if name in _NAMES})
 
 

@@ -1,9 +1,9 @@
-"""LLM: the engine for a program in the same process, `from oneloop import LLM, SamplingParams`.
+"""LLM: the engine inside the caller's own program, `from oneloop import LLM, SamplingParams`.
 
-Parameters and outputs are those of /v1/completions and /v1/chat/completions: the same wire types validate them, and the same
-Generation computes them, without HTTP. Engine and event loop run on one background thread that the LLM owns. So the sync
-methods work in scripts and in notebooks, which already run a loop, and `agenerate` and `achat` pass results to the caller's
-loop. `AsyncLLM` runs the engine on the caller's loop itself."""
+Parameters and outputs are those of /v1/completions and /v1/chat/completions. The same wire types validate them and the same
+Generation computes them, without HTTP. Engine and event loop run on one background thread that the LLM owns. Synchronous methods
+therefore work in scripts, and in notebooks, which already run a loop. `agenerate` and `achat` pass results to the caller's loop.
+`AsyncLLM` runs the engine on the caller's loop itself."""
 
 from __future__ import annotations
 
@@ -40,25 +40,24 @@ from server.models.speech import Task
 
 
 class LLM:
-    """Model for programs: `LLM("Qwen/Qwen3-0.6B", max_model_len=4096)` loads it and is ready when it returns. `model`: as for
-    `--model`; `options`: the model, engine and media options of `oneloop serve`, with underscores.
+    """Model in the caller's program: `LLM("Qwen/Qwen3-0.6B", max_model_len=4096)` loads it and returns when it is ready. `model`:
+    value of `--model`. `options`: the model, engine and media options of `oneloop serve`, with underscores.
 
     Every method may be called from any thread. `with LLM() as llm:`, `close()` or dropping the last reference frees the memory.
-    A program that ends without closing ends cleanly. Ctrl-C cancels the call and leaves the LLM usable.
-
-    Raises ValueError for an unknown or unsupported option, LoadError if the model cannot be served."""
+    A program that ends without `close()` ends cleanly. Ctrl-C cancels the call and leaves the LLM usable. Raises ValueError for
+    an unknown or unsupported option, LoadError if the model cannot be served."""
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._load(program_config(model, options))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """Create an LLM with the options of `engine_args`. Raises as the constructor."""
+        """Create an LLM with the options of `engine_args`. Raises the errors of the constructor."""
         return cls(**engine_args.given())
 
     @classmethod
     def of(cls, config: ServerConfig) -> Self:
-        """Create an LLM with options from a command line. Raises LoadError."""
+        """Create an LLM with the options `config`, read from a command line. Raises LoadError."""
         llm = cls.__new__(cls)
         llm._load(unbounded(config))
         return llm
@@ -82,10 +81,9 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt: text, token ids, or vLLM's dict of either (`prompt`, `prompt_token_ids`). Outputs are in the
-        order of the prompts. `lora_request`: adapter of all prompts, or one for each.
-
-        Raises ValueError, naming the prompt and the field; then no prompt is answered."""
+        """Continue each prompt, and return the outputs in the order of the prompts. A prompt is text, token ids, or vLLM's dict
+        with `prompt` or `prompt_token_ids`. `lora_request`: one adapter for all prompts, or one for each. Raises ValueError that
+        names the prompt and the field; no prompt is then answered."""
         return self._answers("prompt", several(prompts), prepare.of_prompt, sampling_params, lora_request, use_tqdm)
 
     def chat(
@@ -97,8 +95,9 @@ class LLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several: lists of {"role": …, "content": …}. `chat_template`: template text instead of
-        the model's. `options`: CHAT_FIELDS, as in the HTTP API (`tools` …). Otherwise as `generate`."""
+        """Answer one conversation or several. A conversation is a list of {"role": …, "content": …}. `chat_template`: template
+        text that replaces the model's. `options`: CHAT_FIELDS, as in the HTTP API (`tools` …). Other arguments and errors are
+        those of `generate`."""
         prepare.check_chat_options(options)
         make = partial(prepare.of_conversation, options=options, chat_template=chat_template)
         return self._answers("messages", prepare.conversations(messages), make, sampling_params, lora_request, use_tqdm)
@@ -106,11 +105,9 @@ class LLM:
     def agenerate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: LoRARequest | None = None
     ) -> AsyncIterator[RequestOutput]:
-        """Yield increments of the answer to one prompt, on the caller's running loop. For several prompts, make several calls,
-        which run together. Leaving the iteration aborts the request; to abort it immediately, leave through
-        `contextlib.aclosing`.
-
-        Raises ValueError: here for invalid arguments, at the first step for a request that does not fit the model."""
+        """Yield increments of the answer to one prompt, on the caller's running loop. Several calls run at the same time.
+        Leaving the iteration aborts the request. To abort it immediately, leave through `contextlib.aclosing`. Raises
+        ValueError: immediately for invalid arguments, at the first iteration for a request that does not fit the model."""
         params = sampling_params or SamplingParams()
         return self._iterate(prepare.of_prompt(prompt, params, lora_request), params)
 
@@ -121,7 +118,7 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield increments of the answer to one conversation. See `agenerate`."""
+        """Yield increments of the answer to one conversation. See `agenerate` for errors and `chat` for `options`."""
         prepare.check_chat_options(options)
         params = sampling_params or SamplingParams()
         return self._iterate(prepare.of_conversation(messages, params, options, lora_request), params)
@@ -129,9 +126,8 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
-        """Return the `params.beam_width` most likely continuations of each prompt, best first, as vLLM's `beam_search`.
-
-        Raises ValueError as `generate`."""
+        """Return the `params.beam_width` most likely continuations of each prompt, best first, as vLLM's `beam_search` does.
+        Raises ValueError as `generate` does."""
         answers = self.generate(prompts, SamplingParams(**params.fields), use_tqdm)
         decode = self._open_core().tokenizer.decode
         return [beams_of(answer, lambda ids: decode(ids, skip_special_tokens=True)) for answer in answers]
@@ -141,26 +137,25 @@ class LLM:
         return as_transformers(self._open_core().tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the model's default sampling parameters, as a copy to change and pass on."""
+        """Return a copy of the model's default sampling parameters, which the caller may change."""
         return self._open_core().default_params
 
     def get_metrics(self) -> list[Metric]:
-        """Return the engine's metrics: a Counter, Gauge or Histogram for each sample of /metrics."""
+        """Return the engine's metrics: one Counter, Gauge or Histogram for each sample of /metrics."""
         return self._background.run(self._open_core().metrics())
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes. Returns True when done."""
+        """Drop all cached prefixes. Return True when done."""
         return self._background.run(self._open_core().reset_prefix_cache())
 
     def sleep(self, level: int = 1) -> None:
-        """Release the memory of weights and KV cache once all requests have ended; the next prompts, or `wake_up`, reload them.
-        Level 1 keeps the weight files in the system's page cache as far as possible, level 2 does not.
-
-        Raises ValueError for another level."""
+        """Release the memory of weights and KV cache once all requests have ended. The next prompt, or `wake_up`, reloads them.
+        Level 1 keeps the weight files in the system's page cache as far as possible; level 2 does not. Raises ValueError for
+        another level."""
         self._background.run(self._open_core().sleep(level))
 
     def wake_up(self) -> None:
-        """Reload what `sleep` released. Raises SleepError if that is no longer possible."""
+        """Reload weights and KV cache after `sleep`. Raises SleepError if that is no longer possible."""
         self._background.run(self._open_core().wake_up())
 
     def transcribe(
@@ -180,13 +175,12 @@ class LLM:
         return_exceptions: bool = False,
         use_tqdm: bool | None = True,
     ) -> list[Transcribed]:
-        """Transcribe speech: a path, bytes of a file, samples, samples with their rate, or a list of these.
-
-        `language`: a code, None to detect it. `task`: "transcribe", or "translate" into English. `timestamps`: segments are
-        sentences with their times. `temperature`: tried in order until a window passes the thresholds, which mean the same as
-        in transformers; None disables one. `max_tokens`: of a window. Otherwise as /v1/audio/transcriptions.
-
-        Raises ValueError, naming the audio; with `return_exceptions` the error is returned in place of that transcript."""
+        """Return the transcript of speech. `audio`: a path, bytes of a file, samples, a pair of samples and their rate, or a
+        list of these. `language`: language code, None to detect it. `task`: "transcribe", or "translate" into English.
+        `timestamps`: return sentences with their times as segments. `temperature`: values, tried in order until a window passes
+        the thresholds. The thresholds have the same meaning as in transformers; None disables a threshold. `max_tokens`: limit
+        for each window. All other behaviour is that of /v1/audio/transcriptions. Raises ValueError that names the audio. With
+        `return_exceptions`, the error is returned instead of the transcript."""
         given = list(audio) if isinstance(audio, list | tuple) and not is_samples(audio) else [audio]
         request = TranscribeRequest(
             task=task,
@@ -210,7 +204,8 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
     ) -> list[pooling.EmbeddingRequestOutput]:
-        """Return the vector of each prompt, in order. Raises ValueError as `generate`, and for a model that cannot embed."""
+        """Return the embedding of each prompt, in order. Raises ValueError as `generate` does, and for a model that cannot
+        embed."""
         return [pooling.embedding_output(each) for each in self._pool(prompts, pooling_params, "embed", use_tqdm)]
 
     def classify(
@@ -220,7 +215,7 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
     ) -> list[pooling.ClassificationRequestOutput]:
-        """Return the probability of each class for each prompt. Raises ValueError as `embed`."""
+        """Return the probability of each class for each prompt. Raises ValueError as `embed` does."""
         return [
             pooling.classification_output(each) for each in self._pool(prompts, pooling_params, "classify", use_tqdm)
         ]
@@ -233,7 +228,7 @@ class LLM:
         use_tqdm: bool = True,
         pooling_task: PoolingTask | None = None,
     ) -> list[pooling.PoolingRequestOutput]:
-        """Pool each prompt to an array. `pooling_task` None: the model's default task. Raises ValueError as `embed`."""
+        """Pool each prompt to an array. `pooling_task` None: the model's default task. Raises ValueError as `embed` does."""
         return [pooling.pooling_output(each) for each in self._pool(prompts, pooling_params, pooling_task, use_tqdm)]
 
     def score(
@@ -245,8 +240,8 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
     ) -> list[pooling.ScoringRequestOutput]:
-        """Return similarity scores of texts: of pairs, or of one text with each text of `data_2`. Raises ValueError as
-        `embed`."""
+        """Return similarity scores of text pairs. If `data_1` is one text, it is paired with each text of `data_2`. Raises
+        ValueError as `embed` does."""
         num, compare = pooling.ask_to_score(data_1, data_2, pooling_params)
         scores, sides = self._compare(num, compare, use_tqdm)
         return [pooling.scoring_output(score, pair) for score, pair in zip(scores, sides, strict=True)]
@@ -260,7 +255,8 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
     ) -> list[pooling.RerankOutput]:
-        """Return the documents with their scores, best first."""
+        """Return the documents with their scores for `query`, best first. `top_n`: number of documents to return; None returns
+        all."""
         scores, _ = self._compare(len(documents), pooling.ask_to_rerank(query, documents, pooling_params), use_tqdm)
         found = ranked(scores, None, top_n)
         return [pooling.RerankOutput(each.index, documents[each.index], each.relevance_score) for each in found]
@@ -291,9 +287,9 @@ class LLM:
         raise AttributeError(f"'LLM' object has no attribute {name!r}")
 
     def close(self) -> None:
-        """Close. Requests in flight end with a RuntimeError. Closing again does nothing.
+        """Close the engine. Requests in flight end with a RuntimeError. Closing again does nothing.
 
-        The memory of model and cache is freed when it returns, even if the LLM is still referenced."""
+        When this method returns, the memory of model and cache is free, even if the LLM is still referenced."""
         if self._close.alive:
             self._close()
             self._core = None
@@ -316,7 +312,8 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        """Return the outputs of the requests that `make` makes of `given`, params and adapters. `field`: for errors."""
+        """Return the outputs of several requests. `make`: creates a request from an item of `given`, its parameters and its
+        adapter. `field`: name of the items in errors."""
         params, adapters = prepare.one_each(sampling_params, len(given)), each_lora(lora_request, len(given))
         asks = []
         for number, (each, its_params, adapter) in enumerate(zip(given, params, adapters, strict=True)):
@@ -359,7 +356,7 @@ _NOT_HERE: Mapping[str, str] = {
 
 
 def _give_memory_back() -> None:
-    """Collect reference cycles, then return free malloc pages to the system, which otherwise keeps some for each thread."""
+    """Collect reference cycles, then return free heap memory to the system. malloc would keep some of it for each thread."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""LoopThread: event loop on its own thread, for callers without a loop or with a different one.
+"""LoopThread: event loop on its own thread, for callers without an event loop or with a different one.
 
-Work given to it runs only there. If the waiting caller is interrupted (Ctrl-C, cancellation), its work is cancelled. The
-thread is a daemon, so it never keeps a process alive. Independent of engines."""
+Coroutines passed to it run only on that thread. If the waiting caller is interrupted (Ctrl-C, cancellation), its coroutine is
+cancelled. The thread is a daemon, so it never keeps a process alive. Independent of engines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LoopThread:
         self._started.wait()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return or raise the result of `work`. The calling thread waits, whether or not it has a running loop.
+        """Return or raise the result of `work`. The calling thread blocks until then, even if it runs an event loop.
 
         It waits in intervals of `SIGNAL_CHECK_S`, because a Ctrl-C just before a wait for a lock does not end that wait."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -46,7 +46,8 @@ class LoopThread:
             raise
 
     async def iterate(self, source: AsyncGenerator[T, None]) -> AsyncIterator[T]:
-        """Yield on the caller's loop what `source` yields on the background loop. Leaving closes `source`."""
+        """Iterate over `source` on the background loop, and yield its items on the caller's loop. Leaving the iteration closes
+        `source`."""
         here = asyncio.get_running_loop()
         arrived: asyncio.Queue[T | None] = asyncio.Queue()  # None: the end, for better or worse
 
@@ -76,7 +77,7 @@ class LoopThread:
             self._thread.join()
 
     def is_here(self) -> bool:
-        """Return whether the caller is on the background thread itself; a garbage collection may run there."""
+        """Return whether the caller is on the background thread itself. This happens when a garbage collection runs there."""
         return threading.current_thread() is self._thread
 
     def _run_loop(self) -> None:

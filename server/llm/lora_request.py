@@ -1,4 +1,4 @@
-"""LoRARequest: the adapter of a request to an LLM, as in vLLM."""
+"""LoRARequest: names the adapter that a request to an LLM uses, as in vLLM."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from server.models.model import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """Adapter of a request. `lora_name`: its name; loaded from the folder `lora_path` unless it is loaded already. Without a
-    path it is one of `lora_modules`. `lora_int_id` exists for compatibility with vLLM and has no effect.
-
+    """Adapter of a request. `lora_name`: its name. `lora_path`: folder from which it is loaded, unless it is loaded already.
+    Without `lora_path`, the name must be in `lora_modules`. `lora_int_id` exists for compatibility with vLLM and has no effect.
     Raises ValueError."""
 
     lora_name: str
@@ -30,7 +29,8 @@ class LoRARequest:
 
 
 def each_lora(given: LoRARequest | Sequence[LoRARequest | None] | None, num: int) -> list[LoRARequest | None]:
-    """Return the adapter of each of `num` prompts, from one for all or a list. Raises ValueError."""
+    """Return a list with the adapter of each of `num` prompts. `given`: one adapter for all prompts, or a list. Raises
+    ValueError."""
     if given is None or isinstance(given, LoRARequest):
         return [given] * num
     if len(given) != num:
@@ -39,14 +39,15 @@ def each_lora(given: LoRARequest | Sequence[LoRARequest | None] | None, num: int
 
 
 class LoraNames:
-    """Adapters of an engine by their names in programs; each is loaded on first use, one at a time."""
+    """Adapters of an engine by the name that programs use. Each adapter is loaded on first use; only one is loaded at a time."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._loading = asyncio.Lock()
 
     async def model(self, call: Call, asked: LoRARequest | None) -> LoadedModel:
-        """Return the model with the adapter of `asked`. Raises ValueError if there is none, ApiError as `lookup.named` does."""
+        """Return the model with the adapter `asked`. Raises ValueError if the adapter does not exist, or an ApiError of
+        `lookup.named`."""
         if asked is None:
             return self._loaded
         adapters, path = self._loaded.engine.adapters, os.fspath(asked.lora_path)

@@ -1,8 +1,8 @@
-"""Media of programs: Pillow images, arrays, bytes, paths and URLs, in messages and next to prompts.
+"""Media in prompts of `LLM`: Pillow images, arrays, bytes, paths and URLs.
 
-In messages: parts of the HTTP API, or {"type": "image", "image": …} ("audio", "video"; also vLLM's "image_pil"). Next to a
-prompt: vLLM's `multi_modal_data`, by modality, one or a list. Files are read by path. Embeddings: arrays or tensors under
-"image_embeds" or "audio_embeds"; next to a prompt, as in vLLM, also a tensor in place of an image."""
+In messages, media are parts as in the HTTP API, or {"type": "image", "image": …} ("audio", "video"; also vLLM's "image_pil"). A
+prompt has vLLM's `multi_modal_data`: by modality, one item or a list. Paths are read as files. Embeddings are arrays or tensors
+under "image_embeds" or "audio_embeds". In `multi_modal_data`, a tensor can replace an image, as in vLLM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN: Final = "data:,"  # stands in the wire's form of a message for what it h
 
 
 def beside_prompt(data: Mapping[str, Any]) -> list[MediaPart]:
-    """Return the parts of `multi_modal_data`. Raises ValueError."""
+    """Return the media parts for `data`, the `multi_modal_data` of a prompt. Raises ValueError."""
     found: list[MediaPart] = []
     for name, value in data.items():
         if name not in MODALITIES:
@@ -44,12 +44,12 @@ def beside_prompt(data: Mapping[str, Any]) -> list[MediaPart]:
 
 
 def prompt_embeds(value: Any) -> str:
-    """Return embeddings as a base64 file, as in /v1/completions. Raises ValueError."""
+    """Return embeddings in the form of /v1/completions: a file as base64 text. Raises ValueError."""
     return _base64(stored({"prompt_embeds": value}, "prompt_embeds"))
 
 
 def _embeds(value: Any, name: str) -> Mapping[str, Any] | None:
-    """Return arrays by name if `value` contains precomputed encoder outputs, else None."""
+    """Return arrays by name if `value` contains precomputed encoder outputs, else None. `name`: name for a bare tensor."""
     if isinstance(value, Mapping) and name in value:
         return cast("Mapping[str, Any]", value)
     is_tensor = hasattr(value, "is_floating_point") and value.is_floating_point() and value.ndim in (2, 3)
@@ -61,7 +61,8 @@ def _base64(data: bytes) -> str:
 
 
 def source_of(value: Any, where: str) -> Url | Given:
-    """Return the source of a media value; a path is read. Raises ValueError if a file cannot be read."""
+    """Return the source of a media value: its URL, or its content. A file is read. Raises ValueError if it cannot be read.
+    `where`: name of the value in errors."""
     if isinstance(value, str) and value.startswith(_SCHEMES):
         return Url(value)
     if not isinstance(value, str | os.PathLike):
@@ -73,17 +74,17 @@ def source_of(value: Any, where: str) -> Url | Given:
 
 
 class Objects:
-    """Store of Python media objects, which are not JSON, while the wire decoder reads the messages."""
+    """Store of Python media objects while the wire decoder reads the messages. The decoder accepts JSON only."""
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Modality, Url | Given, str]] = {}
 
     def taken(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the messages with wire parts in place of objects. Raises ValueError."""
+        """Store the media objects of `messages`. Return the messages with JSON placeholders for the objects. Raises ValueError."""
         return [self._message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
     def put_back(self, messages: Sequence[ChatMessage]) -> None:
-        """Put the objects back into the decoded messages."""
+        """Replace the placeholders in the decoded `messages` by the stored objects."""
         for message in messages:
             if isinstance(message.content, list):
                 message.content = [

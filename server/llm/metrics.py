@@ -1,4 +1,4 @@
-"""Metrics of the engine for programs, with vLLM's names for their kinds."""
+"""Metrics of the engine for Python programs, in classes with vLLM's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.http.metrics import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Metric at one moment. `name`: as in /metrics, but without the `_total` of counters."""
+    """Value of a metric at one moment. `name`: as in /metrics, but without the suffix `_total` of counters."""
 
     name: str
     labels: Mapping[str, str]
@@ -30,14 +30,14 @@ class Gauge(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Vector(Metric):
-    """Metric of several numbers. For compatibility with vLLM: the engine has none."""
+    """Metric that consists of several numbers. It exists for compatibility with vLLM: the engine has no such metric."""
 
     values: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """Distribution. `buckets`: number of values up to each upper bound, the last of which is "+Inf"."""
+    """Distribution of values. `buckets`: number of values up to each upper bound. The last bound is "+Inf"."""
 
     count: int
     sum: float

@@ -1,4 +1,5 @@
-"""Outputs of `LLM`, with vLLM's names: a RequestOutput with its CompletionOutputs, complete or in increments, and beams."""
+"""Outputs of `LLM`, with vLLM's names. A RequestOutput contains CompletionOutputs, which are complete or increments; a
+BeamSearchOutput contains beams."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from server.text.events import Malformed, Reasoning, Text
 
 
 class RequestOutputKind(Enum):
-    """Kind of the outputs of an iteration: the whole answer so far, only the new part, or only the complete answer."""
+    """Kind of the outputs of an iteration: the whole answer so far (CUMULATIVE), the new part (DELTA), or only the complete
+    answer (FINAL_ONLY)."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -25,7 +27,7 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of a token. `rank` counts from 1, the most likely; None for tokens requested by id."""
+    """Log-probability of a token. `rank`: 1 for the most likely token; None for tokens requested by id."""
 
     logprob: float
     rank: int | None
@@ -34,13 +36,14 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of n completions.
+    """Completion of a prompt; there are n of them for each prompt.
 
-    `token_ids` includes the token that ended it, `text` does not. `finish_reason`: "stop", "length" or "tool_calls", None while
-    it continues. `stop_reason`: the stop string or id of `stop_token_ids` that ended it. `logprobs`, if requested: for each
-    token its own and its alternatives', by id. `cumulative_logprob`: the sum over the tokens.
+    `token_ids` includes the token that ended the completion, `text` does not. `finish_reason`: "stop", "length" or "tool_calls";
+    None while the completion continues. `stop_reason`: the stop string or stop token id that ended it. `logprobs`, if requested:
+    for each token, the log-probabilities of the token and its alternatives, by token id. `cumulative_logprob`: sum over the tokens
+    of the completion.
 
-    In a chat, `text` is the answer without `reasoning`, and `tool_calls` has all calls once the completion has ended."""
+    In a chat, `text` is the answer without `reasoning`. `tool_calls` contains all calls once the completion has ended."""
 
     index: int
     text: str = ""
@@ -69,10 +72,11 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Output of one prompt: `outputs` by index, n of them. `agenerate` and `achat` yield increments: only the changed
-    choices, with the new text and ids. `prompt` is None for a prompt of ids; for a conversation it is the rendered template.
-    `finished`: nothing follows. `num_cached_tokens`: prompt tokens from the prefix cache. `prompt_logprobs`: if requested,
-    when finished, for each token of the prompt; None for the first. With `best_of`, answers come when all are complete."""
+    """Output of one prompt. `outputs`: its n completions, by index. `agenerate` and `achat` yield increments: only completions
+    that changed, with new text and token ids. `prompt`: text of the prompt, for a conversation the rendered template; None for a
+    prompt of token ids. `finished`: whether this is the last output. `num_cached_tokens`: prompt tokens from the prefix cache.
+    `prompt_logprobs`, if requested: in the last output, for each token of the prompt; None for the first. With `best_of`,
+    completions are returned only when all are complete."""
 
     request_id: str
     prompt: str | None
@@ -84,7 +88,7 @@ class RequestOutput:
 
 
 def increment(generation: Generation, output: Output, transcript: Transcript) -> CompletionOutput:
-    """Return the new part of a choice in `output`. `transcript`: of the choice so far; it is extended."""
+    """Return the new part of a completion in `output`. `transcript`: the completion so far, which is extended."""
     choice = generation.choices[output.index]
     before = choice.num_tokens
     events = choice.events(output)
@@ -143,7 +147,8 @@ class BeamSearchParams:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of `SamplingParams` for the beams, with `logprobs` for the sum that ranks them."""
+        """Fields of `SamplingParams` for a beam search. They request `logprobs`, because the sum of log-probabilities ranks the
+        beams."""
         return {
             "use_beam_search": True,
             "n": self.beam_width,
@@ -158,7 +163,8 @@ class BeamSearchParams:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """Beam. `tokens` and `text`: of prompt and answer. `logprobs`: for each token of the answer; `cum_logprob`: their sum."""
+    """Beam of a search. `tokens`, `text`: prompt and answer together. `logprobs`: log-probabilities for each token of the
+    answer. `cum_logprob`: their sum."""
 
     tokens: list[int]
     logprobs: list[dict[int, Logprob]]
@@ -170,7 +176,7 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """The beams of one prompt, best first."""
+    """Beams of one prompt, best first."""
 
     sequences: list[BeamSearchSequence] = field(default_factory=list)
 

@@ -1,6 +1,6 @@
-"""Pooling for programs: converts prompts to vectors, classes and scores, with vLLM's names of parameters and outputs.
+"""Pooling in `LLM`: converts prompts to embeddings, classes and scores, with vLLM's names of parameters and outputs.
 
-Parameters are those of the pooling routes: the same wire types validate them, and the same code computes them."""
+Parameters are those of the pooling routes: the same wire types validate them, and the same code computes the results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COMPARING_FIELDS = (
 
 
 class PoolingParams:
-    """Parameters of pooling: fields of /pooling and of /score, with the same names and limits. Raises ValueError."""
+    """Parameters of pooling: the fields of /pooling and of /score, with the same names and limits. Raises ValueError."""
 
     __slots__ = ("fields",)
     _NAMES = tuple(dict.fromkeys(POOLING_FIELDS + COMPARING_FIELDS))
@@ -82,7 +82,8 @@ PLAIN = PoolingParams()  # of whoever says nothing, checked once
 
 
 def _checked(params: PoolingParams, names: Sequence[str], method: str) -> dict[str, Any]:
-    """Return the fields of `params`. Raises ValueError for a field that `method` does not use."""
+    """Return the fields of `params`. Raises ValueError for a field that is not in `names`. `method`: name of the caller in the
+    error."""
     for name in params.fields:
         if name not in names:
             raise ValueError(f"{method} does not use {name}")
@@ -99,9 +100,8 @@ def ask_to_pool(
     params: PoolingParams | Sequence[PoolingParams] | None,
     task: PoolingTask | None,
 ) -> tuple[int, Ask]:
-    """Return the number of prompts, and a function that makes the model's requests; neighbours with equal parameters share one.
-
-    Raises ValueError, as does the function."""
+    """Return the number of prompts, and a function that creates the requests for a model. Adjacent prompts with equal parameters
+    share a request. Raises ValueError for invalid arguments. The returned function raises ValueError too."""
     given = [plain(prompt) for prompt in several(prompts)]
     if any(prompt.media or prompt.embeds is not None for prompt in given):
         raise ValueError("multi_modal_data and prompt_embeds are not supported for pooling")
@@ -137,7 +137,7 @@ Compare = Callable[[ServedPooling], Comparison]
 def ask_to_score(
     data_1: str | Sequence[str], data_2: str | Sequence[str], params: PoolingParams | None
 ) -> tuple[int, Compare]:
-    """Return the number of scores, and a function that makes the model's requests. Raises ValueError, as does the function."""
+    """Return the number of scores, and a function that creates the requests for a model. Both raise ValueError."""
     fields = _checked(params or PLAIN, COMPARING_FIELDS, "score")
     first, second = (one if isinstance(one, str) else list(one) for one in (data_1, data_2))
     given = decoded(request_types.SCORE, {"data_1": first, "data_2": second, **fields})
@@ -145,7 +145,7 @@ def ask_to_score(
 
 
 def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | None) -> Compare:
-    """Return a function that makes the model's requests. Raises ValueError, as does the function."""
+    """Return a function that creates the requests for a model. Both raise ValueError."""
     fields = _checked(params or PLAIN, COMPARING_FIELDS, "rerank")
     given = decoded(request_types.RERANK, {"query": query, "documents": list(documents), **fields})
     return lambda served: of_rerank(given, served)
@@ -156,7 +156,7 @@ def ask_to_rerank(query: str, documents: Sequence[str], params: PoolingParams | 
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """Output of pooling. `data`: float32 array, whose shape depends on the task."""
+    """Result of pooling one prompt. `data`: float32 array, whose shape depends on the task."""
 
     data: Floats
 
@@ -209,7 +209,8 @@ class ClassificationRequestOutput(_RequestOutput):
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput:
-    """Output of scoring. `prompt_token_ids`: of the pair in a cross-encoder's prompt, or of both texts in sequence."""
+    """Result of scoring one pair of texts. `prompt_token_ids`: token ids of a cross-encoder's prompt, or of both texts in
+    sequence."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -229,16 +230,15 @@ class RerankOutput:
 
 
 class Pooler:
-    """Pooling for an LLM, on its event loop, without limits of the answer's size."""
+    """Pooling of an LLM's prompts, on the event loop of the LLM. The size of the results is not limited."""
 
     def __init__(self, service: Service, loaded: LoadedModel) -> None:
         self._service = service
         self._loaded = loaded
 
     async def pooled(self, ask: Ask, name: str, note: Callable[[PooledInput], object]) -> list[PooledInput]:
-        """Pool all prompts. `name`: the program's call; `note` is called with each result.
-
-        Raises ValueError if a prompt does not fit the model, RuntimeError if the engine fails or is closed."""
+        """Pool all prompts, and return the results in order. `name`: name of the caller's method, for ids. `note`: called with
+        each result. Raises ValueError if a prompt does not fit the model, RuntimeError if the engine fails or is closed."""
         try:
             requests = ask(self._loaded.require_pooling(name))
             return [result for request in requests for result in await self._run(request, note)]
@@ -252,7 +252,8 @@ class Pooler:
     async def compared(
         self, compare: Compare, note: Callable[[PooledInput], object]
     ) -> tuple[list[float], list[tuple[PooledInput, ...]]]:
-        """Return the scores, and the pooled results of each. Raises as `pooled` does."""
+        """Return the score of each pair, and the pooled inputs from which it was computed. `note`: called with each pooled
+        input. Raises the errors of `pooled`."""
         made: list[Comparison] = []
 
         def ask(served: ServedPooling) -> list[PoolRequest]:

@@ -1,4 +1,4 @@
-"""Preparation of prompts and conversations, and SamplingParams, checked as the fields of the HTTP API."""
+"""Preparation of prompts and conversations, and SamplingParams. All are checked like the fields of the HTTP API."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ _VLLM_FIELDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 class SamplingParams:
-    """Parameters of sampling: the fields of the HTTP API, with the same names and limits. They can be read and set.
+    """Parameters of sampling: the fields of the HTTP API, with the same names and limits. Attributes can be read and set.
 
-    Defaults are the model's; `max_tokens` is 16 for `generate`, and the rest of the context for `chat` or if set to None.
-    `output_kind`: kind of the outputs of an iteration; None: the method's default. Raises ValueError naming the field."""
+    The model provides the defaults. `max_tokens` is 16 by default for `generate`. For `chat`, or if set to None, it is the rest
+    of the context. `output_kind`: kind of the outputs of an iteration; None uses the method's default. Raises ValueError that
+    names the field."""
 
     __slots__ = ("fields", "fills_context", "output_kind")
     __signature__ = inspect.Signature(
@@ -84,7 +85,8 @@ class SamplingParams:
         return {**({"max_tokens": None} if self.fills_context else {}), **self.fields}
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field as given. If it was not given, return 1 for `n`, else None, which means the model's default."""
+        """Return the value with which the field `name` was set. If it was not set, return 1 for `n`, else None, which means the
+        model's default."""
         if name not in SAMPLING_FIELDS:
             raise AttributeError(f"SamplingParams has no field {name!r}{did_you_mean(name, SAMPLING_FIELDS)}")
         return self.fields.get(name, 1 if name == "n" else None)
@@ -118,7 +120,7 @@ def _sampling_params(fields: Mapping[str, Any], output_kind: RequestOutputKind |
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether a vLLM field has the only value supported here. Raises ValueError for any other value."""
+    """Return whether `name` is a field of vLLM of which only one value is supported. Raises ValueError for any other value."""
     if name not in _VLLM_FIELDS:
         return False
     allowed, why = _VLLM_FIELDS[name]
@@ -134,7 +136,7 @@ def check_chat_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_finite(name: str, value: Any) -> None:
-    """Raise ValueError for infinity or NaN, which JSON, and so the wire types, cannot express."""
+    """Raise ValueError for infinity or NaN, which JSON cannot express. `name`: field name in the error."""
     for number in value.values() if isinstance(value, Mapping) else (value,):
         if isinstance(number, float) and not abs(number) < float("inf"):
             raise ValueError(f"Invalid {name!r}: {number} is not a finite number")
@@ -142,7 +144,7 @@ def _check_finite(name: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def naming(param: str, number: int, total: int) -> Iterator[None]:
-    """Add to errors of the block the number of the prompt, out of `total`."""
+    """Context that adds the number of a prompt, out of `total`, to errors raised in it. `param`: name of the prompts."""
     try:
         yield
     except ValueError as error:
@@ -151,8 +153,8 @@ def naming(param: str, number: int, total: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """Checked prompt or conversation. `text`: the prompt, if it was given as text. `lora`: its adapter, if any.
-    `chat_template`: template instead of the model's own."""
+    """Checked prompt or conversation. `text`: the prompt, if it is text. `lora`: its adapter, if any. `chat_template`: template
+    that replaces the model's."""
 
     request: GenerateRequest
     text: str | None

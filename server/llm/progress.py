@@ -1,4 +1,4 @@
-"""Progress of many requests, as a tqdm bar with tokens per second, in a terminal or a notebook."""
+"""Progress bar of many requests, made with tqdm, in a terminal or a notebook. It shows tokens per second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tqdm.auto import tqdm
 
 
 class Progress:
-    """Progress bar. `total`: None if unknown. `shown` None: only on a terminal."""
+    """Progress bar. `total`: number of requests, None if unknown. `shown`: None shows the bar on a terminal only."""
 
     def __init__(self, total: int | None, unit: str, *, shown: bool | None) -> None:
         self._bar = tqdm(total=total, unit=unit, disable=None if shown is None else not shown, dynamic_ncols=True)
@@ -18,7 +18,7 @@ class Progress:
         self.num_failed = 0
 
     def done(self, num_tokens: int, *, failed: bool = False) -> None:
-        """Count the end of a request, with `num_tokens` generated."""
+        """Count a request as finished. `num_tokens`: number of tokens that it generated."""
         self.num_done += 1
         self.num_failed += failed
         self.num_tokens += num_tokens

@@ -1,4 +1,4 @@
-"""Prompts of programs: text, token ids or vLLM's dicts of either. Invalid prompts raise ValueError where a client gets a 4xx.
+"""Prompts of `LLM`: text, token ids, or vLLM's dicts with one of these. Invalid prompts raise ValueError; the HTTP API returns 4xx.
 
 Validation is done only by the wire types."""
 
@@ -19,7 +19,7 @@ from server.media.part import MediaPart
 
 
 def decoded(kind: Wire[Any], body: Mapping[str, Any]) -> Any:
-    """Decode `body` as if a client had sent it. Raises ValueError."""
+    """Decode `body` as if an HTTP client had sent it. Raises ValueError."""
     try:
         return kind.decode(msgspec.json.encode(body))
     except ApiError as error:
@@ -47,7 +47,7 @@ class TokensPrompt(TypedDict, total=False):
 
 
 class EmbedsPrompt(TypedDict, total=False):
-    """Prompt of embeddings. `prompt_embeds`: a tensor of [tokens, hidden size]."""
+    """Prompt that consists of embeddings. `prompt_embeds`: tensor of shape [tokens, hidden size]."""
 
     prompt_embeds: Required[Any]
     cache_salt: str
@@ -67,8 +67,9 @@ _UNREAD = {
 
 @dataclass(frozen=True, slots=True)
 class PlainPrompt:
-    """Prompt of a program. `given`: in the API's form. `text`: the text, if it was text. `media`: items for its
-    placeholders, and their processing options. `embeds`: embeddings instead of a prompt."""
+    """Prompt in a uniform form. `given`: prompt in the form of the HTTP API. `text`: the text, if the prompt is text. `media`:
+    items for its placeholders. `processor_kwargs`: processing options of the media. `embeds`: embeddings that replace the
+    prompt."""
 
     given: str | list[list[int]]
     text: str | None
@@ -79,7 +80,7 @@ class PlainPrompt:
 
 
 def plain(prompt: Prompt) -> PlainPrompt:
-    """Return the plain prompt. Raises ValueError for a dict with unknown keys or without a prompt."""
+    """Return `prompt` as a PlainPrompt. Raises ValueError for a dict with unknown keys or without a prompt."""
     if not isinstance(prompt, Mapping):
         return PlainPrompt(prompt, prompt) if isinstance(prompt, str) else PlainPrompt(_ids(prompt), None)
     for key, value in prompt.items():
@@ -106,7 +107,7 @@ def plain(prompt: Prompt) -> PlainPrompt:
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or many as a list."""
+    """Return `prompts`, a prompt or a sequence of prompts, as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     found: list[Any] = list(prompts)

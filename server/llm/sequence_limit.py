@@ -1,4 +1,4 @@
-"""SequenceLimit: bound of the sequences that the calls of a program have in the engine together."""
+"""SequenceLimit: limits the number of sequences that all calls of a program have in the engine together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 
 class SequenceLimit:
-    """Limit of sequences in the engine, first come, first served. A request that needs more than `limit` runs alone."""
+    """Limit of sequences in the engine. Requests enter in order of arrival. A request for more than `limit` runs alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

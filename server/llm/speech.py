@@ -1,4 +1,4 @@
-"""Audio inputs of programs for a speech model, and its transcripts."""
+"""Transcription in `LLM`: audio inputs for a speech model, and transcripts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Audio = str | os.PathLike[str] | bytes | Any  # a path, a file's bytes, samples,
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOutput:
-    """Transcript of one file. `duration`: seconds. `segments`: with exact times only if timestamps were requested."""
+    """Transcript of one audio file. `duration`: in seconds. `segments`: their times are exact only if timestamps were requested."""
 
     text: str
     language: str | None
@@ -57,12 +57,12 @@ Transcribed = TranscriptionOutput | ValueError
 
 
 def is_samples(audio: Any) -> bool:
-    """Return whether `audio` is a pair of samples and their rate, not a list of several."""
+    """Return whether `audio` is a pair of samples and their rate. False for a list of several audio inputs."""
     return isinstance(audio, tuple) and len(audio) == 2 and isinstance(audio[1], int)
 
 
 class Transcriber:
-    """Transcripts of a loaded speech model, for programs. `places`: limit of the windows that all files decode together."""
+    """Transcription with a loaded speech model. `places`: limit of the windows that are decoded at a time."""
 
     def __init__(self, service: Service, loaded: LoadedModel, places: SequenceLimit) -> None:
         self._service = service
@@ -73,10 +73,9 @@ class Transcriber:
     async def outputs(
         self, audios: Sequence[Audio], request: TranscribeRequest, progress: Progress, *, return_exceptions: bool
     ) -> list[Transcribed]:
-        """Return the transcripts in the order of `audios`. The first failure cancels the others, unless `return_exceptions`:
-        then ValueErrors are returned in place of their transcripts.
-
-        Raises ValueError for audio that cannot be read or unsupported options, RuntimeError if the engine fails."""
+        """Return the transcripts in the order of `audios`. The first failure cancels the other transcripts. With
+        `return_exceptions`, a ValueError is returned in place of the transcript instead. Raises ValueError for audio that cannot
+        be read or unsupported options, RuntimeError if the engine fails."""
         found: list[Transcribed | None] = [None] * len(audios)
         todo = iter(enumerate(audios))
 
@@ -95,7 +94,7 @@ class Transcriber:
         return [output for output in found if output is not None]
 
     async def output(self, audio: Audio, request: TranscribeRequest) -> TranscriptionOutput:
-        """Return one transcript. Raises as `outputs`."""
+        """Return the transcript of one audio input. Raises the errors of `outputs`."""
         id = uuid.uuid4().hex
         call = Call(id=id, offload=self._service.offload)
         try:
@@ -113,7 +112,7 @@ class Transcriber:
         return TranscriptionOutput(spoken.text, spoken.language, spoken.duration_s, spoken.segments)
 
     def _num_places(self, samples: Float32s) -> int:
-        """Return the places of a file: its windows that are decoded at a time, or its share of the memory for audio if larger."""
+        """Return the number of windows to count for a file, more if its samples use much of the memory for audio."""
         speech = self._loaded.require_speech()
         windows = -(-len(samples) // (speech.format.info.num_frames * speech.format.info.hop_length))
         share = self._places.limit * samples.nbytes / speech.max_held_bytes

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def as_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Return a copy of `tokenizer` as a transformers tokenizer; changes to it have no effect here."""
+    """Return a copy of `tokenizer` as a transformers tokenizer. Changes to the copy do not affect the engine."""
     from transformers import PreTrainedTokenizerFast  # imported on demand: takes half a second
 
     make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast  # not typed

@@ -1,1 +1,1 @@
-"""Served models without the engine: tokenizer, chat template, chat format, sampling defaults, life cycle."""
+"""Served models without the engine: tokenizer, chat template, chat format, sampling defaults, and loading and unloading."""

@@ -1,7 +1,6 @@
-"""Adapters that may be loaded while the server runs: only from folders below the one that the administrator configures.
+"""LoRA adapters that may be loaded while the server runs. They must be below the folder that the administrator configures.
 
-Every symbolic link of a path, and of an adapter's files, is resolved before the check. The engine reads and checks the
-folder."""
+Every symbolic link in a path, and in an adapter's files, is resolved before this check. The engine reads and checks the adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ MAX_NAME = 256
 
 @dataclass(frozen=True, slots=True)
 class AdapterModule:
-    """Adapter to load at start: --lora-modules name=path, or JSON with `name` and `path`."""
+    """Adapter to load at start: value of --lora-modules, as name=path or as JSON with `name` and `path`."""
 
     name: str
     path: str
@@ -49,7 +48,7 @@ class AdapterModule:
 
     @classmethod
     def all_of(cls, texts: Iterable[str]) -> list[AdapterModule]:
-        """Parse all --lora-modules values. Raises ValueError, also for a repeated name."""
+        """Parse all --lora-modules values. Raises ValueError for an invalid value or a repeated name."""
         found: dict[str, AdapterModule] = {}
         for module in map(cls.parse, texts):
             if module.name in found:
@@ -59,7 +58,8 @@ class AdapterModule:
 
 
 def by_modality(text: str | None) -> dict[str, str]:
-    """Parse --default-mm-loras, in vLLM's format: '{"audio": "name or folder"}'. Raises ValueError that names the option."""
+    """Parse --default-mm-loras: adapter names or folders by modality, as in vLLM ('{"audio": "name or folder"}'). Raises
+    ValueError that names the option."""
     try:
         found = {} if text is None else read_object(text)
         for modality, adapter in found.items():
@@ -73,9 +73,8 @@ def by_modality(text: str | None) -> dict[str, str]:
 
 
 def folder_below(root: Path, path: str) -> Path:
-    """Return the folder at `path`, relative to `root` unless absolute, with all links resolved.
-
-    Raises ValueError if the folder does not exist, or if it or a file in it is outside `root`. Reads the disk."""
+    """Return the absolute path of the folder at `path` with all links resolved. A relative `path` starts at `root`. Raises
+    ValueError if the folder does not exist, or if the folder or a file in it is outside `root`. Reads the disk."""
     top = root.resolve()
     try:
         folder = (top / path).resolve(strict=True)
@@ -91,14 +90,14 @@ def folder_below(root: Path, path: str) -> Path:
 
 
 class Resolver:
-    """Loader of an adapter that a request names, if a folder of that name is below `root`."""
+    """Loader of adapters that requests name. An adapter is a folder below `root`, called like the adapter."""
 
     def __init__(self, root: Path, adapters: AdapterClient) -> None:
         self._root, self._adapters = root, adapters
         self._loading = asyncio.Lock()  # loads one at a time; a second request finds the adapter loaded
 
     async def find(self, name: str) -> Adapter | None:
-        """Load the adapter in the folder `name`; None if there is no such folder. Raises AdapterRefused if it cannot be
+        """Load and return the adapter in the folder `name`; None without that folder. Raises AdapterRefused if it cannot be
         served."""
         if len(name) > MAX_NAME or _NAME.fullmatch(name) is None:
             return None

@@ -1,7 +1,7 @@
 """ChatFormat: a model's markup of tool calls and reasoning. OutputParser: the parser of one request's output.
 
-The format is chosen once, at start, from the chat template and the tokenizer or by an option. An OutputParser makes a new
-chain of codecs for every answer, and lists the special tokens that they need. Independent of HTTP."""
+The format is chosen once, at start, from the chat template and the tokenizer or by an option. An OutputParser creates a new
+chain of codecs for every answer, and lists the special tokens that the codecs need. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _OWN_REASONING: Final[Mapping[str, type[ToolParser]]] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputParser:
-    """Parsing of a request's answers. `reasoning_open`: the prompt ends inside reasoning. `keep_ids`: special tokens that
-    are text to the codecs. `parallel`: an answer may have several calls."""
+    """Parser of the answers to one request. `reasoning_open`: whether the prompt ends inside reasoning. `keep_ids`: special
+    tokens that the codecs receive as text. `parallel`: whether an answer may contain several tool calls."""
 
     tool_parser: type[ToolParser] | None = None
     tools: Tools = ()
@@ -54,8 +54,9 @@ class OutputParser:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Format of a model's chats. `prompted`: the template has no tools, so the messages explain them. `keep_ids`: special
-    tokens of calls and reasoning. `stop_ids`: tokens that end the model's turn, in addition to its files'."""
+    """Markup of a model's chats. `prompted`: the template does not render tools, so the messages explain them. `keep_ids`:
+    special tokens that mark tool calls and reasoning. `stop_ids`: tokens that end the model's turn, in addition to those in the
+    model's files."""
 
     tool_parser: type[ToolParser] | None = None
     tags: ReasoningTags | None = None
@@ -74,9 +75,8 @@ class ChatFormat:
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> Self:
-        """Choose the format. `source`: the text of `template`. `tool_parser`, `reasoning_parser`: names, AUTO or NONE.
-
-        Raises ValueError for an unknown name, or two parsers that cannot be combined."""
+        """Choose the format. `source`: Jinja source of `template`, or sources by name. `tool_parser`, `reasoning_parser`: parser
+        names, AUTO or NONE. Raises ValueError for an unknown name, or two parsers that cannot be combined."""
         special = tokenizer.token_strings(sorted(tokenizer.special_ids))
         found = detect(source, special) if tool_parser == AUTO else tool_parser
         if tool_parser == AUTO and reasoning_parser in _OWN_REASONING:
@@ -99,7 +99,7 @@ class ChatFormat:
     def output_parser(
         self, tools: Tools, *, reasoning_open: bool, parallel: bool = True, show_reasoning: bool = True
     ) -> OutputParser | None:
-        """Create the parser for a request with `tools`; None if its answers can only be text."""
+        """Return the parser for a request with `tools`; None if its answers can only be text. Arguments: see `OutputParser`."""
         tool_parser = self.tool_parser if tools or (self.tool_parser is not None and self.tool_parser.reasons) else None
         if tool_parser is None and self.tags is None:
             return None
@@ -119,7 +119,7 @@ class ChatFormat:
 
 
 def check_names(tool_parser: str, reasoning_parser: str) -> None:
-    """Raise ValueError for an unknown parser name. Needs no model."""
+    """Raise ValueError for an unknown parser name. Callable before a model is loaded."""
     if tool_parser not in (AUTO, NONE, *_OWN_REASONING):
         named(tool_parser)
     if reasoning_parser not in (AUTO, NONE, *_OWN_REASONING):

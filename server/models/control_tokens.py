@@ -1,9 +1,9 @@
-"""Control tokens in untrusted text: a chat template may write them, a client's text may not.
+"""Control tokens in untrusted text: the chat template may write control tokens, but a client's text may not.
 
-Control tokens are a tokenizer's special tokens, and strings that look like them (`<|user|>`, `<｜User｜>`). During rendering,
-a `Shield` replaces every control token in the client's texts, and text edges that could form one. In the rendered text the
-template's own tokens become random aliases, which a second tokenizer maps to the special tokens. So the client's strings are
-encoded as ordinary text. If its texts contain none, all of this is skipped."""
+Control tokens are a tokenizer's special tokens, and strings that look like them (`<|user|>`, `<｜User｜>`). During rendering, a
+`Shield` replaces each control token in the client's texts by a mark, and text edges that could form one. In the rendered text,
+the template's own tokens become random aliases, which a second tokenizer maps to the special tokens. The client's strings are
+thus encoded as ordinary text. If the client's texts contain no control tokens, all of this is skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNKNOWN = "?"
 
 
 class ControlTokens:
-    """Control tokens of one tokenizer. Each process chooses random aliases for them."""
+    """Control tokens of one tokenizer, and a random alias for each. Aliases differ between processes."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder()
@@ -48,13 +48,13 @@ class ControlTokens:
 
     @property
     def plain(self) -> PlainTokens:
-        """Second tokenizer (`PlainTokens`), created on first use: creation takes some tenths of a second."""
+        """Second tokenizer (`PlainTokens`). It is created on first use, which takes some tenths of a second."""
         if self._plain is None:
             self._plain = PlainTokens(self._backend, self._tokens, self._aliases, self.nonce)
         return self._plain
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return where the tokenizer finds control tokens in `text`."""
+        """Return (start, end) of each control token that the tokenizer finds in `text`."""
         if not any(first in text for first in self._firsts):
             return []
         encoding = self._finder.encode_batch([text], add_special_tokens=False)[0]
@@ -67,8 +67,8 @@ class ControlTokens:
         return found
 
     def cuts(self, text: str) -> list[tuple[int, int]]:
-        """Return the parts of a client's `text` that must not be rendered as they are: control tokens, and (empty) edges at
-        which one could begin or end."""
+        """Return (start, end) of the parts of a client's `text` that must not be rendered unchanged. These are control tokens,
+        and empty parts at the edges of `text` where a control token could begin or end."""
         found = self.spans(text)
         if not found and self._normalize is not None and self.spans(self._normalize(text)):
             found = [(0, 0)]
@@ -80,7 +80,7 @@ class ControlTokens:
         return found
 
     def with_aliases(self, text: str) -> str:
-        """Replace each control token of `text` by its alias."""
+        """Return `text` with each control token replaced by its alias."""
         pieces, done = [], 0
         for start, end in self.spans(text):
             pieces += [text[done:start], self._aliases[text[start:end]]]
@@ -89,12 +89,12 @@ class ControlTokens:
 
     @staticmethod
     def _is_part(text: str, parts: frozenset[str], *, backwards: bool) -> bool:
-        """Return whether `text` begins (or ends) with one of `parts`."""
+        """Return whether `text` begins with one of `parts`; with `backwards`, whether `text` ends with one."""
         return any((text[-size:] if backwards else text[:size]) in parts for size in range(1, len(text) + 1))
 
 
 class Shield:
-    """Replacement of a client's control tokens while one conversation is rendered."""
+    """Replacement of a client's control tokens by marks while one conversation is rendered."""
 
     def __init__(self, control: ControlTokens) -> None:
         self._control = control
@@ -102,11 +102,11 @@ class Shield:
         self._mark = f"x{control.nonce}"
 
     def around(self, given: Any, render: Callable[[Any], str]) -> tuple[str, str | None]:
-        """Render `given`, JSON data in which no text is a control token. Returns as `reveal`."""
+        """Return `render(given)` as `reveal` returns it. `given`: JSON data. Its control tokens are replaced before rendering."""
         return self.reveal(render(self.hide(given)))
 
     def hide(self, value: Any) -> Any:
-        """Return JSON data with marks in place of control tokens in its texts and names."""
+        """Return JSON data `value` with marks in place of the control tokens in its texts and names."""
         if isinstance(value, str):
             return self._hide_text(value)
         if isinstance(value, Mapping):
@@ -116,7 +116,8 @@ class Shield:
         return value
 
     def reveal(self, rendered: str) -> tuple[str, str | None]:
-        """Return the rendered text with its marks undone, and the same text with aliases, or None if nothing was hidden."""
+        """Return two texts: `rendered` with the client's control tokens in place of the marks, and the same with aliases for the
+        template's control tokens. The second is None if nothing was replaced."""
         parts = re.split(f"{self._mark}([0-9]+)z", rendered) if self._hidden else [rendered]
         if len(parts) == 1:
             return rendered, None
@@ -138,7 +139,7 @@ class Shield:
 
 
 class PlainTokens:
-    """Tokenizer that encodes control tokens as ordinary text, and their aliases as control tokens."""
+    """Tokenizer that encodes control tokens as ordinary text, and the aliases of control tokens as control tokens."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, control: Mapping[int, AddedToken], aliases: Mapping[str, str], nonce: str
@@ -178,7 +179,7 @@ class PlainTokens:
         }
 
     def ids(self, found: list[int]) -> list[int]:
-        """Convert ids of this tokenizer to those of the other."""
+        """Convert token ids of this tokenizer to token ids of the model's tokenizer."""
         ids = self._ids
         if not self._spelled or self._spelled.keys().isdisjoint(found):
             return [ids.get(id, id) for id in found]

@@ -1,7 +1,7 @@
 """Dashboard: snapshots of the server's activity, one event per second for all viewers, and texts of the last requests.
 
-A snapshot is read from the engine's metrics and history (`EngineClient.metrics`, `EngineClient.activity`). It is made once
-for all viewers. Without viewers nothing is made and no timer runs."""
+A snapshot is read from the engine's metrics and history (`EngineClient.metrics`, `EngineClient.activity`). Each snapshot is made
+once for all viewers. Without viewers no snapshot is made and no timer runs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ LABELLED = ("lora_", "kv_offload_", "kv_tier_", "external_")
 
 
 class Seen(NamedTuple):
-    """Numbers of the last step and request of an engine that were shown."""
+    """Numbers of the last step and the last request of an engine that the dashboard has shown."""
 
     num_steps: int = 0
     num_requests: int = 0
 
 
 class Watched(NamedTuple):
-    """Engine shown on the dashboard. `name`: the model's name, with the engine's number if there are several."""
+    """Engine shown on the dashboard. `name`: the model's name, and the engine's number if the model has several engines."""
 
     name: str
     loaded: LoadedModel
@@ -51,34 +51,34 @@ class Watched(NamedTuple):
 
 
 class Snapshots:
-    """Snapshots as events: the state of each model, with steps and requests since the previous snapshot.
-    `num_http`: requests in flight."""
+    """Snapshots as events: the state of each model, with steps and requests since the previous snapshot."""
 
     def __init__(self, lifecycle: Lifecycle, num_http: Callable[[], int], *, has_texts: bool = False) -> None:
-        """Prepare snapshots. `has_texts`: prompts and answers are kept."""
+        """Prepare snapshots of the models in `lifecycle`. `num_http`: returns the number of HTTP requests in flight.
+        `has_texts`: whether prompts and answers are kept."""
         self._has_texts = has_texts
         self._lifecycle = lifecycle
         self._num_http = num_http
         self._seen: dict[str, Seen] = {}  # by name
 
     def first(self) -> bytes:
-        """Return the whole history, for a new viewer. Later events may repeat entries; a viewer recognises them by number."""
+        """Return the event with the whole history, for a new viewer. Later events may repeat entries, which have numbers."""
         return self._event([_read(*each, Seen()) for each in self._engines()])
 
     def next(self) -> bytes:
-        """Return the event of what has happened since the last call."""
+        """Return the event with all activity since the last call."""
         found = [_read(*each, self._seen.get(each.name, Seen())) for each in self._engines()]
         self._seen = {each["name"]: Seen(each["num_steps"], each["num_requests"]) for each in found}
         return self._event(found)
 
     def skip(self) -> None:
-        """Make `next` start from now."""
+        """Mark the activity until now as shown, so that `next` leaves it out."""
         for name, _, engine in self._engines():
             activity = engine.activity(after_step=sys.maxsize, after_request=sys.maxsize, num_cells=1)
             self._seen[name] = Seen(activity.num_steps, activity.num_requests)
 
     def _engines(self) -> Iterator[Watched]:
-        """Yield the engines of each model, which have their own steps, rows and blocks."""
+        """Yield all engines of each model. Each engine has its own steps, rows and blocks."""
         for loaded in () if self._lifecycle.loaded is None else self._lifecycle.loaded.all:
             for number, engine in enumerate(several := loaded.engine.replicas):
                 name = loaded.name if len(several) == 1 else f"{loaded.name} (engine {number})"
@@ -96,7 +96,7 @@ class Snapshots:
 
 
 def _read(name: str, loaded: LoadedModel, engine: api.EngineClient, seen: Seen) -> dict[str, Any]:
-    """Return the state of an engine, and its steps and requests since `seen`."""
+    """Return the state of `engine`, with its steps and requests since `seen`."""
     own = loaded.swapped
     activity = engine.activity(after_step=seen.num_steps, after_request=seen.num_requests, num_cells=NUM_CELLS)
     health, model, metrics = engine.health(), engine.model, engine.metrics()
@@ -111,7 +111,7 @@ def _read(name: str, loaded: LoadedModel, engine: api.EngineClient, seen: Seen) 
 
 
 def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
-    """Return metrics without labels, by name."""
+    """Return the values of metrics without labels, by name."""
     found: dict[str, Any] = {}
     for metric in metrics:
         value = metric.samples.get(())
@@ -121,7 +121,7 @@ def _numbers(metrics: Iterable[api.Metric]) -> dict[str, Any]:
 
 
 def _labelled(metrics: Iterable[api.Metric]) -> dict[str, list[tuple[dict[str, str], Any]]]:
-    """Return the samples of each metric in `LABELLED` that has labels, by name: [labels, value]."""
+    """Return the samples of each metric in `LABELLED` that has labels, by metric name, as a list of (labels, value)."""
     shown = (each for each in metrics if each.kind != "histogram" and each.name.startswith(LABELLED))
     found = {each.name: [(dict(labels), value) for labels, value in each.samples.items() if labels] for each in shown}
     return {name: samples for name, samples in found.items() if samples}
@@ -132,7 +132,8 @@ async def _one_second() -> None:
 
 
 class Feed:
-    """Snapshots for all viewers: `with feed.watching() as watch: async for event in watch`. `tick`: delay between snapshots."""
+    """Source of snapshots for all viewers: `with feed.watching() as watch: async for event in watch`. `tick`: waits for the
+    next."""
 
     def __init__(self, snapshots: Snapshots, tick: Callable[[], Awaitable[None]] = _one_second) -> None:
         self._snapshots = snapshots
@@ -169,7 +170,7 @@ class Feed:
 
 
 class Watch:
-    """Event queue of one viewer. It keeps only the latest events: a slow viewer misses events, and the steps in them."""
+    """Event queue of one viewer. It keeps only the latest events. A slow viewer misses events, and the steps in them."""
 
     MAX_EVENTS = 5
 
@@ -219,11 +220,11 @@ class RecentTexts:
         self._num_tokens = 0
 
     def watch(self, loaded: LoadedModel) -> None:
-        """Record requests to `loaded` that finish from now on."""
+        """Record each request to `loaded` that finishes from now on."""
         loaded.engine.when_finished(partial(self.note, loaded))
 
     def note(self, loaded: LoadedModel, finished: Finished) -> None:
-        """Record the `finished` request."""
+        """Record prompt and answers of a `finished` request to `loaded`."""
         id = finished.request.id
         self._forget(id)
         self._by_id[id] = ids = TokenIds(loaded, finished.request.prompt_ids, finished.output_ids)

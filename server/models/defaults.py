@@ -1,4 +1,4 @@
-"""Sampling defaults of a loaded model: the SamplingParams of a request that sets none."""
+"""Sampling defaults of a loaded model: the SamplingParams of a request that sets no sampling fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("oneloop.load")
 
 
 def sampling_defaults(generation_config: Mapping[str, Any] | None = None) -> SamplingParams:
-    """Return the engine's defaults, overridden by those in the model's generation_config.json.
+    """Return the engine's defaults, overridden by values in `generation_config`, the model's generation_config.json.
 
     An invalid value is logged and left out, so that no request fails because of it."""
     chosen: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Framing: special tokens that a tokenizer adds around one text or a pair, and the token types of the pair.
+"""Framing: special tokens that a tokenizer adds around a text or a pair of texts, and the token types of the pair.
 
-Derived from the tokenizer's output, so that texts can be truncated first and framed afterwards."""
+The special tokens are derived from the tokenizer's output. Texts can therefore be truncated first and framed afterwards."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import tokenizers
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """Ids around texts. `single`: before and behind one text; None if unknown. `pair`: before, between and behind two; empty
-    if the tokenizer has no pairs. `pair_types`: token types before, of the first text, between, of the second, and behind."""
+    """Special token ids that a tokenizer adds to texts. `single`: ids before and after one text; None if unknown. `pair`: ids
+    before, between and after two texts; empty lists if the tokenizer does not support pairs. `pair_types`: token types of the
+    ids before the texts, the first text, the ids between, the second text, and the ids after."""
 
     single: tuple[list[int], list[int]] | None
     pair: tuple[list[int], list[int], list[int]]
@@ -48,12 +49,12 @@ class Framing:
         return sum(map(len, self.pair))
 
     def framed(self, ids: Sequence[int]) -> list[int]:
-        """Return `ids` of one text with the special tokens around it."""
+        """Return `ids`, the token ids of one text, with the special tokens around them."""
         before, behind = self.single or ([], [])
         return [*before, *ids, *behind]
 
     def framed_pair(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int] | None]:
-        """Return the ids of two texts with special tokens, and their token types; None if all types are 0."""
+        """Return the token ids of two texts with special tokens, and the token type of each id; None if all types are 0."""
         before, between, behind = self.pair
         ids = [*before, *first, *between, *second, *behind]
         if not any(self.pair_types):

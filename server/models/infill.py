@@ -1,8 +1,9 @@
-"""Fill in the middle: prompt formats for text between a prefix and a suffix.
+"""Fill in the middle: prompt formats with which a model writes the text between a prefix and a suffix.
 
-Each family has its own special tokens and order. A tokenizer belongs to the family whose tokens it has, or a GGUF file names
-the tokens. Texts are encoded one by one, and the tokens are inserted between them by id. Sources: the model cards of
-StarCoder2, Qwen2.5-Coder, CodeGemma, DeepSeek-Coder and Seed-Coder, the CodeLlama paper, mistral-common's `encode_fim`."""
+Each model family has its own special tokens and order. A tokenizer that contains a family's tokens belongs to the family; a GGUF
+file can also name the tokens. Texts are encoded one by one, and the special tokens are inserted between them by id. Sources: the
+model cards of StarCoder2, Qwen2.5-Coder, CodeGemma, DeepSeek-Coder and Seed-Coder, the CodeLlama paper, mistral-common's
+`encode_fim`."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _JOIN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Token strings of a family. `middle` None: the prompt ends with the prefix text. `repo`, `file`: tokens before other
-    files. `ends`: further tokens that end an answer. `joined`: the suffix begins without sentencepiece's space."""
+    """Special tokens of a model family, as strings. `middle` None: the prompt ends with the prefix text. `repo`, `file`: tokens
+    before other files. `ends`: further tokens that end an answer. `joined`: the suffix begins without sentencepiece's space."""
 
     prefix: str
     suffix: str
@@ -55,7 +56,7 @@ _FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InfillFormat:
-    """Token ids of a model's format; see `_Family`. `stop_ids`: tokens that end an answer, in addition to the model's own."""
+    """Token ids of a model's format; see `_Family` for the names. `stop_ids`: additional tokens that end an answer."""
 
     prefix: int
     suffix: int
@@ -75,7 +76,8 @@ class InfillFormat:
         extra: Sequence[tuple[str, str]] = (),
         middle: str = "",
     ) -> list[int]:
-        """Return the prompt between `prefix` and `suffix`. `extra`: other files (name, text). `middle`: start of the answer."""
+        """Return the prompt's token ids. `prefix`: token ids. `extra`: other files, as (name, text). `middle`: start of the
+        answer."""
         before, after = [self.prefix, *prefix], [self.suffix, *self._suffix_ids(encode, suffix)]
         found = self._extra_ids(encode, extra)
         found += [*after, *before] if self.suffix_first else [*before, *after]
@@ -89,7 +91,8 @@ class InfillFormat:
         return ids[len(head) :] if head and ids[: len(head)] == head else encode(text)
 
     def _extra_ids(self, encode: Encode, extra: Sequence[tuple[str, str]]) -> list[int]:
-        """Return the ids of other files, in llama.cpp's order (Qwen2.5-Coder, StarCoder2); plain text without file tokens."""
+        """Return the token ids of other files, in llama.cpp's order (Qwen2.5-Coder, StarCoder2). Without file tokens: plain
+        text."""
         if not extra:
             return []
         if self.repo is None or self.file is None:
@@ -101,7 +104,7 @@ class InfillFormat:
 
 
 def infill_format(tokenizer: Tokenizer) -> InfillFormat | None:
-    """Return the fill-in-the-middle format, or None if the tokenizer has none."""
+    """Return the fill-in-the-middle format of `tokenizer`, or None if it does not have one."""
     named = tokenizer.infill_ids
     if "fim_pre" in named and "fim_suf" in named:
         return _named(named, tokenizer)
@@ -124,7 +127,7 @@ def _of_family(family: _Family, tokenizer: Tokenizer) -> InfillFormat | None:
 
 
 def _named(named: Mapping[str, int], tokenizer: Tokenizer) -> InfillFormat:
-    """Return the format that a GGUF file names, in the order of the family with this prefix token, or the usual order."""
+    """Return the format with the tokens that a GGUF file names. Their order is that of the family with this prefix token."""
     prefix, suffix, middle = named["fim_pre"], named["fim_suf"], named.get("fim_mid")
     family = next((one for one in _FAMILIES if tokenizer.id_of(one.prefix) == prefix), None)
     return InfillFormat(

@@ -1,5 +1,4 @@
-"""Library: operations of commands and clients on the models on this machine's disk. The composition root provides the
-implementation."""
+"""Library: operations on the models on this machine's disk, implemented by the code that starts the process."""
 
 from __future__ import annotations
 
@@ -15,20 +14,21 @@ Report = Callable[[LoadProgress], None]
 
 
 class Library(Protocol):
-    """Operations on the disk; each blocks. Methods raise ValueError, with a message for the person or client that caused it."""
+    """Operations on the models on disk. Every method blocks, and raises ValueError with a message for the user or client."""
 
     def pull(self, name: str, revision: str | None, report: Report, cancel: threading.Event) -> Path:
-        """Download the missing files of a model, and check hashes. Return its folder or file."""
+        """Download the missing files of a model, and check hashes. Return the path of its folder or file. `report`: receives the
+        progress. `cancel`: stops the download when set."""
         ...
 
     def kept(self) -> Sequence[Found]:
-        """Return name, bytes, path and modification time of each model on disk, and whether it is complete."""
+        """Return name, size in bytes, path and modification time of each model on disk, and whether its files are complete."""
         ...
 
     def describe(self, name: str) -> Found:
-        """Return the facts about a model, and whether it is on disk."""
+        """Return the facts about the model `name`, and whether it is on disk."""
         ...
 
     def remove(self, name: str) -> Found:
-        """Delete a model. Return its name and bytes."""
+        """Delete the model `name` from disk. Return its name and its size in bytes."""
         ...

@@ -1,7 +1,7 @@
 """Lifecycle: whether the server is loading, ready, draining or failed, and the models that it serves.
 
-Only the composition root changes it. Handlers call `require_model()` and get the model, or the error to answer with.
-TokenProbe checks, once for all simultaneous callers, whether the engine still generates tokens."""
+Only the code that starts the process changes it. Handlers call `require_model()`, which returns the model or raises the error
+for the client. TokenProbe checks whether the engine still generates tokens, once for all simultaneous callers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Load = Callable[[ServerConfig, Report, threading.Event], Awaitable[LoadedModel]]
 
 
 class LoadError(Exception):
-    """Error: the model cannot be served. The message gives the reason, so no traceback is needed."""
+    """Error: the model cannot be loaded or served. The message gives the reason, so no traceback is needed."""
 
 
 class LoadPhase(StrEnum):
@@ -50,7 +50,7 @@ class Lifecycle:
         self._when_loaded: list[Callable[[LoadedModel], object]] = []
 
     def report(self, progress: LoadProgress) -> None:
-        """Store the progress of loading. Callable from any thread."""
+        """Store `progress`, the progress of loading. Callable from any thread."""
         self.progress = progress
 
     def ready(self, loaded: LoadedModel) -> None:
@@ -73,20 +73,20 @@ class Lifecycle:
             call(loaded)
 
     async def until_loaded(self) -> None:
-        """Wait until a model is loaded; for ever if none ever is."""
+        """Wait until a model is loaded. Waits for ever if no model is loaded."""
         if self._loaded is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
 
     def when_loaded(self, call: Callable[[LoadedModel], object]) -> None:
-        """Register `call`, made with each model before it accepts requests; immediately for loaded models."""
+        """Register `call` to be called with each model before it accepts requests; immediately for loaded models."""
         self._when_loaded.append(call)
         for each in () if self._loaded is None else self._loaded.all:
             call(each)
 
     def when_draining(self, call: Callable[[], object]) -> None:
-        """Register `call`, made when the server stops accepting requests."""
+        """Register `call` to be called when the server stops accepting requests."""
         self._when_draining.append(call)
 
     def drain(self) -> None:
@@ -99,11 +99,11 @@ class Lifecycle:
 
     @property
     def loaded(self) -> LoadedModel | None:
-        """The loaded model, whether or not requests may use it."""
+        """The loaded model, even if the server does not accept requests; None before it is loaded."""
         return self._loaded
 
     def require_model(self) -> LoadedModel:
-        """Return the loaded model. Raises Unavailable unless requests are accepted."""
+        """Return the loaded model. Raises Unavailable if the server does not accept requests."""
         if self.phase is LoadPhase.READY and self._loaded is not None:
             return self._loaded
         if self.phase is LoadPhase.FAILED:
@@ -141,7 +141,7 @@ class Lifecycle:
                     task.cancel()
 
     def health(self) -> tuple[int, Mapping[str, object]]:
-        """Return HTTP status and body of /health: 200 only while requests are accepted and steps settle as usual."""
+        """Return HTTP status and body of /health. It is 200 only while requests are accepted and steps complete."""
         if self.phase is LoadPhase.LOADING:
             progress = self.progress
             body = {"phase": progress.phase, "done": progress.done, "total": progress.total, "unit": progress.unit}
@@ -161,7 +161,7 @@ class Lifecycle:
         return 200, {"status": "ok", **counts, **models}
 
     def liveness(self) -> tuple[int, Mapping[str, object]]:
-        """Return HTTP status and body of /health/live: 503 only if the server cannot recover."""
+        """Return HTTP status and body of /health/live. The status is 503 only if the server cannot recover."""
         if self.phase is LoadPhase.FAILED:
             return 503, {"status": "failed", "reason": self.reason}
         engine = None if self._loaded is None else self._loaded.engines.health()
@@ -170,7 +170,7 @@ class Lifecycle:
         return 200, {"status": "ok" if self.phase is LoadPhase.READY else self.phase}
 
     def steps_fail(self) -> bool:
-        """Return whether requests may enter, but one step after another has failed."""
+        """Return whether the server accepts requests although one step after another has failed."""
         return (
             self.phase is LoadPhase.READY
             and self._loaded is not None
@@ -179,7 +179,7 @@ class Lifecycle:
 
 
 class TokenProbe:
-    """Probe that generates one token, shared by all simultaneous callers. `clock`: seconds."""
+    """Probe that generates one token to check an engine. Simultaneous callers share one probe. `clock`: returns seconds."""
 
     def __init__(
         self, limit_s: float = LIMIT_S, reuse_s: float = REUSE_S, clock: Callable[[], float] = time.monotonic
@@ -191,12 +191,12 @@ class TokenProbe:
         self._ended_s = 0.0
 
     async def failure(self, engine: EngineClient) -> str | None:
-        """Return why no token came within the limit; None if one came."""
+        """Return the reason why `engine` generated no token within the time limit; None if it generated one."""
         # Shielded: others wait for it as well.
         return await asyncio.shield(self.begin(engine))
 
     def begin(self, engine: EngineClient) -> asyncio.Task[str | None]:
-        """Return the running probe, or the last one if it is recent, or a new one."""
+        """Return the task of the running probe, of the last probe if it is recent, or of a new probe."""
         task = self._task
         if task is None or (task.done() and self._clock() - self._ended_s >= self._reuse_s):
             task = self._task = asyncio.create_task(self._probe(engine), name="probe")

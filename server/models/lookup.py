@@ -1,4 +1,4 @@
-"""Lookup of the served model, or adapter, that a request names."""
+"""Selection of the served model or adapter that a request names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _NAMED_AT_MOST = 20  # adapters in a message
 
 
 async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat: bool = False) -> LoadedModel:
-    """Return the model for a request that names `wanted`: `loaded` for its own names or None, a model beside it, a swapped
-    model (loaded if it never was), or `loaded` with the adapter of that name, which is loaded if necessary. `to_chat`: the
-    request is a conversation; a model that cannot chat is then not loaded.
+    """Return the model for a request that names `wanted`.
 
-    Raises ModelNotFound, InvalidRequest for an adapter that cannot be served, or an error of `SwappedModel.enter`."""
+    The result is `loaded` if `wanted` is one of its names or None, a model that is always loaded beside `loaded`, or a model of
+    several (loaded now if it never was). If `wanted` is an adapter, the result is `loaded` with that adapter, which is loaded if
+    necessary. `to_chat`: the request is a conversation, so a model that cannot chat is not loaded. Raises ModelNotFound,
+    InvalidRequest for an adapter that cannot be served, or an error of `SwappedModel.enter`."""
     if wanted is None or wanted in loaded.names:
         return loaded
     for beside in loaded.besides:
@@ -44,7 +45,7 @@ async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat:
 
 
 def _check_chats(name: str, outline: Outline) -> None:
-    """Raise InvalidRequest for a model that cannot chat."""
+    """Raise InvalidRequest if the model `name`, described by `outline`, cannot chat."""
     if "generate" not in outline.tasks:
         raise TaskNotSupported(name, "generate", outline.tasks)
     if not outline.chats:
@@ -52,17 +53,19 @@ def _check_chats(name: str, outline: Outline) -> None:
 
 
 async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return the model for pooling: a pooling model beside `loaded` if `wanted` is not a known name, else as `named`."""
+    """Return the model for a pooling request. If `wanted` is not a known name, it is the pooling model loaded beside `loaded`,
+    if any; else the result of `named`."""
     pooled = next((each for each in loaded.besides if each.pooling is not None), None)
     return pooled if pooled is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
 
 
 async def transcribed_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return the model for transcription: a speech model beside `loaded` if `wanted` is not a known name, else as `named`."""
+    """Return the model for a transcription. If `wanted` is not a known name, it is the speech model loaded beside `loaded`, if
+    any; else the result of `named`."""
     hearing = next((each for each in loaded.besides if each.speech is not None), None)
     return hearing if hearing is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
 
 
 def _is_open(loaded: LoadedModel, wanted: str | None) -> bool:
-    """Return whether any model may serve the request: `wanted` is None, or an unknown name that the server accepts."""
+    """Return whether any model may serve the request: `wanted` is None, or an accepted unknown name."""
     return wanted is None or (loaded.takes_any_name and not loaded.knows(wanted))

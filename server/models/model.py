@@ -1,4 +1,4 @@
-"""LoadedModel: the engine, and everything that converts between text and its token ids.
+"""LoadedModel: the engine, and everything that converts between text and the model's token ids.
 
 Independent of HTTP and of every API. The grammar compiler is passed in, as a protocol."""
 
@@ -34,29 +34,29 @@ class Constraint(Protocol):
     """Constraint on generated text, as plain data."""
 
     def source(self, tokenizer: Tokenizer) -> str:
-        """Return the grammar in the compiler's syntax. Raises GrammarError."""
+        """Return the constraint's grammar in the compiler's syntax. Raises GrammarError."""
         ...
 
 
 class GrammarCompiler(Protocol):
-    """Compiler of grammars to matchers, which constrain a sequence's tokens, for the loaded model."""
+    """Compiler of grammars for the loaded model. A compiled grammar creates matchers, which constrain the tokens of a sequence."""
 
     async def factory(self, grammar: Constraint, caller: bytes | None = None) -> MatcherFactory:
-        """Compile `grammar`. Raises GrammarError if it is invalid or too expensive."""
+        """Compile `grammar` for the client `caller`, and return a factory of matchers. Raises GrammarError."""
         ...
 
 
 class Engines(tuple[EngineClient, ...]):
-    """All engines of a process: usually one; a model served beside another has its own."""
+    """All engines of a process. There is usually one; each further model of the process has its own engine."""
 
     __slots__ = ()
 
     def health(self) -> EngineHealth:
-        """Return the health of all, as `EngineHealth.of_all` does."""
+        """Return the combined health of all engines, as `EngineHealth.of_all` computes it."""
         return EngineHealth.of_all([engine.health() for engine in self])
 
     def check_room(self, caller: bytes | None) -> None:
-        """Raise Busy if no engine can accept a request of the caller. Used before the model of a request is known."""
+        """Raise Busy if no engine can accept a request of `caller`. Called before the model of a request is known."""
         *others, last = self
         for engine in others:
             with suppress(Busy):
@@ -65,25 +65,24 @@ class Engines(tuple[EngineClient, ...]):
         last.check_room(caller)
 
     async def drain(self, limit_s: float) -> int:
-        """Drain all engines. Return the number of requests that were aborted at the time limit."""
+        """Drain all engines within `limit_s` seconds. Return the number of requests that were aborted at the limit."""
         return sum(await asyncio.gather(*(engine.drain(limit_s) for engine in self)))
 
     async def close(self) -> bool:
-        """Close all engines. Return whether all have ended."""
+        """Close all engines. Return True if all of them have ended."""
         return all([await engine.close() for engine in self])
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Loaded model with its tokenizer, templates and parsers.
-
-    `names`: names for clients; responses use the first. `allow_special_tokens`: special tokens in chat texts are parsed by
-    default. `pooling`: its pooling task, None if it generates. `resolver`: loads adapters that requests name; `adapter`: the
-    adapter of a request's view of the model. `gguf_quantization`: quantisation of a GGUF file, else None. `beside`: a
-    pooling or speech model in the same process. `swapped`: its state among swapped models; None if it is always loaded.
-    `media`: reads media of prompts. `mm_adapters`: default adapters by modality. `takes_any_name`: serve requests for unknown
-    names. `add`: serves another local model, by name, by swapping; None without --enable-model-management. `speech`: format and
-    threads of its transcripts, None for a text model."""
+    """Loaded model with its tokenizer, templates and parsers. `names`: names for clients; responses use the first.
+    `allow_special_tokens`: default for parsing special tokens in chat texts. `pooling`: pooling settings, None if the model
+    generates. `resolver`: loader of adapters that requests name. `adapter`: adapter that this object's requests use.
+    `gguf_quantization`: quantisation of a GGUF file, else None. `beside`: a pooling or speech model in the same process.
+    `swapped`: state among models that are loaded and unloaded; None if the model is always loaded. `media`: reader of media in
+    prompts. `mm_adapters`: default adapters by modality. `takes_any_name`: whether requests for unknown names are served. `add`:
+    function that serves another local model by name; None without --enable-model-management. `speech`: format and threads of
+    transcripts, None for a text model."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -114,17 +113,17 @@ class LoadedModel:
 
     @property
     def besides(self) -> tuple[LoadedModel, ...]:
-        """Models that are always loaded beside this one: for embeddings, and for speech."""
+        """Models for embeddings and for speech that are always loaded together with this model."""
         return () if self.beside is None else (self.beside, *self.beside.besides)
 
     @property
     def all(self) -> tuple[LoadedModel, ...]:
-        """All models with an engine: this one, the one beside it, and others that are or were loaded."""
+        """All models with an engine: this model, those of `besides`, and others that are loaded now or were loaded before."""
         return (self, *self.besides, *(each.loaded for each in self.others if each.loaded is not None))
 
     @property
     def others(self) -> tuple[SwappedModel[LoadedModel], ...]:
-        """The other models that are swapped in and out."""
+        """Other models that are loaded and unloaded on demand."""
         own = self.swapped
         return () if own is None else tuple(each for each in own.swaps.models if each is not own)
 
@@ -135,19 +134,19 @@ class LoadedModel:
 
     @property
     def is_resident(self) -> bool:
-        """Return whether requests can use the model without unloading another one."""
+        """Return whether requests can use the model without first unloading another model."""
         return self.swapped is None or self.swapped.status is SwapStatus.LOADED
 
     @property
     def status(self) -> str:
-        """The status in llama.cpp's words: "loaded", "sleeping", "loading" or "unloaded"."""
+        """The model's status in llama.cpp's words: "loaded", "sleeping", "loading" or "unloaded"."""
         if self.swapped is not None and self.swapped.status is not SwapStatus.LOADED:
             return self.swapped.status.value
         return "sleeping" if self.engine.health().sleep_level else "loaded"
 
     @property
     def resident(self) -> tuple[LoadedModel, ...]:
-        """Models of `all` that are loaded; none during a swap."""
+        """Models of `all` that are loaded now; empty while models are being exchanged."""
         return tuple(each for each in self.all if each.is_resident)
 
     @property
@@ -160,17 +159,17 @@ class LoadedModel:
         return (*self.names, *beside, *(each.name for each in self.others))
 
     def in_turns(self, place: SwappedModel[LoadedModel] | None) -> LoadedModel:
-        """Return the model with its place among several."""
+        """Return a copy of the model whose `swapped` is `place`."""
         return replace(self, swapped=place)
 
     async def enter(self, call: Call, deadline_s: float | None = None) -> None:
-        """Load the model if necessary, and keep it loaded until `call` ends; required before using the engine. `deadline_s`:
-        by the monotonic clock. Raises as `SwappedModel.enter` does."""
+        """Load the model if necessary, and keep it loaded until `call` ends. Required before using the engine. `deadline_s`:
+        latest time by the monotonic clock. Raises the errors of `SwappedModel.enter`."""
         if self.swapped is not None:
             await self.swapped.enter(call, deadline_s)
 
     async def enter_to_generate(self, call: Call, deadline_s: float | None = None) -> None:
-        """Call `enter` for generation. Raises TaskNotSupported if the model is for pooling or transcription."""
+        """Call `enter` for generation. Raises TaskNotSupported if the model is a pooling or speech model."""
         if self.speech is not None:
             raise TaskNotSupported(
                 self.engine.model.architecture,
@@ -183,7 +182,7 @@ class LoadedModel:
         await self.enter(call, deadline_s)
 
     def knows(self, name: str) -> bool:
-        """Return whether `name` is a name of this model, of a model beside it, or of a loaded adapter."""
+        """Return whether `name` is a name of this model, of a model in `besides`, or of a loaded adapter."""
         return name in self.all_names or (
             self.engine.adapters is not None and self.engine.adapters.find(name) is not None
         )
@@ -199,7 +198,7 @@ class LoadedModel:
         return self.speech
 
     def require_pooling(self, task: str) -> ServedPooling:
-        """Return the pooling settings. Raises TaskNotSupported if the model generates. `task`: the requested task."""
+        """Return the pooling settings. Raises TaskNotSupported, naming `task`, if the model generates."""
         if self.pooling is None:
             hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
             if pooled := [each.name for each in self.besides if each.pooling is not None]:
@@ -210,7 +209,7 @@ class LoadedModel:
         return self.pooling
 
     def adapter_for(self, media: Sequence[MediaItem]) -> Adapter | None:
-        """Return the adapter of a prompt with these media items. Raises InvalidRequest if they require several."""
+        """Return the adapter for a prompt with `media`, or None. Raises InvalidRequest if the items require different adapters."""
         adapters = self.engine.adapters
         if self.adapter is not None or adapters is None:
             return self.adapter
@@ -223,7 +222,7 @@ class LoadedModel:
         return adapters.find(wanted.pop()) if wanted else None
 
     def with_adapter(self, adapter: Adapter) -> LoadedModel:
-        """Return a copy with another name and adapter that shares everything else."""
+        """Return a copy that uses `adapter` and its name. The copy shares everything else."""
         return self._but(
             adapter=adapter,
             names=(adapter.name, *self.names),
@@ -232,7 +231,7 @@ class LoadedModel:
         )
 
     def with_template(self, chat_template: ChatTemplate, chat_format: ChatFormat) -> LoadedModel:
-        """Return a copy with another chat template and its chat format."""
+        """Return a copy with another chat template and the chat format of that template."""
         return self._but(chat_template=chat_template, chat_format=chat_format)
 
     def _but(self, **fields: object) -> LoadedModel:
@@ -247,6 +246,6 @@ class LoadedModel:
 
 
 def _fingerprint(name: str, model: ModelInfo) -> str:
-    """Return the system fingerprint. It changes with the version, the model, its dtype and device, which may change answers."""
+    """Return the system fingerprint of a response. It depends on all that can change answers: version, model, dtype and device."""
     facts = (name, model.architecture, model.num_parameters, model.dtype, model.device)
     return f"oneloop-{__version__}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:8]}"

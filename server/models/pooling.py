@@ -1,7 +1,7 @@
-"""Pooling models: decides whether a model pools or generates, and its pooling task.
+"""Pooling models: decides whether a model pools or generates, and which pooling task it performs.
 
-`--runner`, `--convert` and `--pooler-config` set it, as in vLLM; otherwise the model's files do. Nothing is computed here: a
-request becomes PoolingParams, which the engine resolves for its model (`ModelInfo.pooler`)."""
+The options `--runner`, `--convert` and `--pooler-config` decide this, as in vLLM; without them, the model's files do. This
+module computes nothing. A request becomes PoolingParams, which the engine resolves for its model (`ModelInfo.pooler`)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NO_VARIABLES = frozenset(
 
 
 class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """Object of `--pooler-config`, as in vLLM. `pooling_type` is either of the other two. `classifier_from_token`: the words
-    that a generating model answers with; the last means yes, and its probability is the score."""
+    """Value of `--pooler-config`, as in vLLM. `pooling_type`: alternative name of `seq_pooling_type` and of `tok_pooling_type`.
+    `classifier_from_token`: words with which a generating model answers. The last word means yes; its probability is the score."""
 
     task: PoolingTask | None = None
     pooling_type: Literal["CLS", "LAST", "MEAN", "ALL"] | None = None
@@ -43,7 +43,7 @@ class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
 
     @classmethod
     def read(cls, text: str | None) -> PoolerConfig:
-        """Parse --pooler-config. Raises ValueError if it is invalid or contradictory."""
+        """Parse --pooler-config. Raises ValueError if the text is invalid or contains a contradiction."""
         if text is None:
             return cls()
         try:
@@ -69,8 +69,8 @@ class PoolerConfig(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts of sentence-transformers before a text, by name (`config_sentence_transformers.json`). `default`: the name
-    used if none is given. `template_kwargs`: variables of a chat template (`sentence_bert_config.json`)."""
+    """Prompts that sentence-transformers places before a text, by name (`config_sentence_transformers.json`). `default`: name of
+    the prompt for requests that name none. `template_kwargs`: variables of a chat template (`sentence_bert_config.json`)."""
 
     by_name: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default: str | None = None
@@ -78,9 +78,8 @@ class Prompts:
 
     @classmethod
     def read(cls, folder: Path, transformer: Path) -> Prompts:
-        """Read the prompts of the model in `folder`, whose first module is in folder `transformer`; empty if no file has any.
-
-        Raises ValueError for an invalid file."""
+        """Read the prompts of the model in `folder`. `transformer`: folder of its first module. The result is empty if no file
+        contains prompts. Raises ValueError for an invalid file."""
         found = read_json(folder / "config_sentence_transformers.json")
         by_name = {name: text for name, text in (found.get("prompts") or {}).items() if isinstance(text, str)}
         default = found.get("default_prompt_name")
@@ -90,7 +89,7 @@ class Prompts:
         return cls(MappingProxyType(by_name), default if default in by_name else None, MappingProxyType(kwargs))
 
     def text(self, name: str | None, param: str) -> str:
-        """Return the prompt before a text. Raises InvalidRequest for an unknown name."""
+        """Return the prompt called `name`, or the default prompt if `name` is None. Raises InvalidRequest for an unknown name."""
         if name is None:
             return "" if self.default is None else self.by_name[self.default]
         if name not in self.by_name:
@@ -101,9 +100,10 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class ServedPooling:
-    """Pooling of a served model. `tasks`: supported tasks, the default first. `pooling`, `use_activation`, `dimensions`: set
-    by the server's options, None for the model's. `labels`: names of the classes; `label_token_ids`: their tokens, if they
-    are tokens. `score_template`: the prompt for comparing two texts; None: the tokenizer joins them."""
+    """Pooling settings of a served model. `tasks`: supported tasks, the default first. `pooling`, `use_activation`,
+    `dimensions`: values of the server's options; None uses the model's. `labels`: names of the classes. `label_token_ids`: token
+    ids of the classes, if the classes are tokens. `score_template`: prompt format for scoring two texts; if None, the tokenizer
+    joins the texts."""
 
     architecture: str
     info: PoolerInfo
@@ -159,7 +159,7 @@ class ServedPooling:
 
     @property
     def scoring(self) -> Scoring:
-        """Method of comparing two texts. Raises TaskNotSupported if there is none."""
+        """Method of scoring two texts. Raises TaskNotSupported if the model has none."""
         if self.task == "embed":
             return "bi-encoder"
         if self.task == "token_embed":
@@ -171,7 +171,7 @@ class ServedPooling:
     def params(
         self, task: PoolingTask, *, dimensions: int | None = None, use_activation: bool | None = None
     ) -> PoolingParams:
-        """Return the engine's parameters for a prompt of one text. Raises InvalidRequest if the model does not support them."""
+        """Return the engine's parameters for a prompt of one text. Raises InvalidRequest for unsupported values."""
         if task not in self.tasks:
             raise TaskNotSupported(self.architecture, task, self.tasks)
         if dimensions is not None and not task.endswith("embed"):
@@ -189,7 +189,7 @@ class ServedPooling:
 
     def instruction(self, wanted: str | None) -> str | None:
         """Return the instruction for a score template: `wanted`, or the model's default prompt. Raises InvalidRequest if the
-        template has no place for it."""
+        template has none."""
         takes = self.score_template is not None and self.score_template.takes_instruction
         if wanted and not takes:
             raise InvalidRequest("instruction: this model's prompt has no place for one", param="instruction")
@@ -212,16 +212,15 @@ class ServedPooling:
             raise InvalidRequest(DIMENSIONS, f" {wanted}: this model was trained for {known}", param=DIMENSIONS)
 
     def num_numbers(self, params: PoolingParams, num_tokens: int) -> int:
-        """Return how many numbers a prompt of `num_tokens` becomes."""
+        """Return the number of floats in the result for a prompt of `num_tokens` tokens."""
         embeds = params.task.endswith("embed")
         width = (params.dimensions or self.info.embedding_size) if embeds else max(1, len(self.labels))
         return width * num_tokens if params.task.startswith("token_") else width
 
 
 def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: bool) -> Literal["generate", "pooling"]:
-    """Return whether the model generates or pools. `embeds`: its files are in sentence-transformers' format.
-
-    Raises ValueError if generation is requested and not supported."""
+    """Return whether the model generates or pools. `asked`: value of --runner. `embeds`: whether the model's files are in
+    sentence-transformers' format. Raises ValueError if generation is requested and not supported."""
     if asked == "generate" and not model.generates:
         raise ValueError(
             f"--runner generate: {model.architecture} generates no tokens; omit the option, or use --runner pooling"
@@ -232,7 +231,8 @@ def served_runner(asked: Runner, model: ModelInfo | ModelOutline, *, embeds: boo
 
 
 def pooled_tasks(model: ModelInfo | ModelOutline, config: PoolerConfig, convert: Convert) -> tuple[PoolingTask, ...]:
-    """Return the supported pooling tasks: only that of the model's head, unless the model is converted. Raises ValueError."""
+    """Return the pooling tasks that the model supports: only the task of its head, unless the model is converted. Raises
+    ValueError."""
     info = model.pooler
     by_tokens = bool(config.classifier_from_token or info.label_token_ids)
     embeds: tuple[PoolingTask, ...] = ("embed", "token_embed")

@@ -1,8 +1,9 @@
-"""Chat templates: render a conversation as the text that a model was trained on.
+"""Chat templates: render a conversation in the text format on which a model was trained.
 
-A template is untrusted code: it runs in Jinja's immutable sandbox with transformers' options, filters and globals, so its
-output is the same as there. Its thread time and its output size are limited. It gets plain JSON data only. Compiled once;
-rendering is thread-safe. Has no token ids and no HTTP: errors raised by a template become a PromptError."""
+A template is untrusted code. It runs in Jinja's immutable sandbox with the options, filters and globals of transformers, so its
+output is the same as in transformers. CPU time and output size of a rendering are limited. The template receives plain JSON data
+only. It is compiled once; rendering is thread-safe. This module is independent of token ids and HTTP. An error that a template
+raises becomes a PromptError."""
 
 from __future__ import annotations
 
@@ -45,10 +46,9 @@ class EndlessTemplate(PromptError):
 
 
 class ChatTemplate:
-    """Chat template. `source`: a template, several by name ("default", "tool_use", …), or None. `named_tokens`: the tokenizer's
-    special tokens by name ("bos_token": "<s>"). `now`: time for `strftime_now`. `clock`: CPU seconds of the rendering thread.
-
-    Raises PromptError for an invalid template."""
+    """Chat template of a model. `source`: a template, several templates by name ("default", "tool_use", …), or None.
+    `named_tokens`: the tokenizer's special tokens by name ("bos_token": "<s>"). `now`: returns the time for `strftime_now`.
+    `clock`: returns CPU seconds of the rendering thread. Raises PromptError for an invalid template."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class ChatTemplate:
         self._templates = {name: self._compiled(environment, name, text) for name, text in sources.items()}
 
     def __bool__(self) -> bool:
-        """Return whether there is any template."""
+        """Return whether the model has any template."""
         return bool(self._templates)
 
     def reads(self, *variables: str, with_tools: bool = False) -> bool:
-        """Return whether the template (the one for tools, with `with_tools`) reads any of these variables."""
+        """Return whether the template reads any of these variables. `with_tools`: check the template that is used with tools."""
         template = self._find(with_tools)
         return template is not None and not template.variables.isdisjoint(variables)
 
     def switches(self, is_on: bool, *, with_tools: bool) -> dict[str, bool]:
-        """Return the variables that switch reasoning in this template, each set to `is_on`."""
+        """Return the variables that turn reasoning on or off in this template, each set to `is_on`."""
         return {name: is_on for name in ("enable_thinking", "thinking") if self.reads(name, with_tools=with_tools)}
 
     def render(self, messages: Sequence[Message], /, **options: Any) -> str:
-        """Return only the text of `render_shielded`, without a shield, for `messages` and `options`."""
+        """Return the text of `messages`, without a shield. `options`: keyword arguments of `render_shielded`."""
         return self.render_shielded(None, messages, MAX_RENDER_S, **options)[0]
 
     def render_shielded(
@@ -94,14 +94,15 @@ class ChatTemplate:
         continue_final: bool = False,
         **kwargs: Any,
     ) -> tuple[str, str | None]:
-        """Return `messages` as text, and the same with aliases for the template's control tokens, if the client wrote some.
+        """Return two texts: `messages` as text, and the same text with aliases for the template's control tokens. The second is
+        None unless the client's texts contain control tokens.
 
-        `messages`: OpenAI's, as parsed JSON: content is a string or a list of texts and media placeholders; tool-call arguments
-        are a JSON string or an object. `limit_s`: limit of the thread's CPU time, in seconds. With `tools`, the template named
-        "tool_use" is used if there is one. `continue_final`: the text ends where the last message's content does. `kwargs`:
-        further variables of the template (chat_template_kwargs); unknown ones are ignored.
+        `messages`: messages in OpenAI's format, as parsed JSON. Content is a string or a list of texts and media placeholders.
+        Tool-call arguments are a JSON string or an object. `limit_s`: limit of the thread's CPU time, in seconds. With `tools`, the
+        template named "tool_use" is used if the model has one. `continue_final`: the text ends after the last message's content.
+        `kwargs`: further variables of the template (chat_template_kwargs); unknown variables are ignored.
 
-        The text includes any BOS that the template writes: encode it with `add_special_tokens=False`. Raises PromptError if
+        The text contains any BOS that the template writes: encode it with `add_special_tokens=False`. Raises PromptError if
         there is no template, or if it rejects the messages or fails."""
         template = self._choose(with_tools=bool(tools))
         if "messages" in kwargs:
@@ -135,7 +136,7 @@ class ChatTemplate:
         return (written(given), None) if shield is None else shield.around(given, written)
 
     def writes(self, text: str, messages: Sequence[Message]) -> bool:
-        """Return whether the template accepts `messages` and writes `text`, which one of them contains."""
+        """Return whether the template accepts `messages` and its output contains `text`, which is part of a message."""
         try:
             return text in self.render_shielded(None, messages, _PROBE_S)[0]
         except PromptError:
@@ -170,11 +171,11 @@ class ChatTemplate:
 
 
 class TemplateTooLong(Exception):
-    """Error: a template does not end within its limits."""
+    """Error: a rendering exceeds its limit of time or output."""
 
 
 class _Effort:
-    """Time used and text written by one rendering so far."""
+    """CPU time used and text written so far by one rendering."""
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
         self._clock = clock
@@ -192,7 +193,7 @@ _EFFORT: ContextVar[_Effort] = ContextVar("effort")
 
 
 class _Turns:
-    """Counted iteration of a template's loop, with the length of its sequence."""
+    """Sequence of a template's loop. It checks the limits at each iteration and has the length of the original sequence."""
 
     def __init__(self, through: Iterable[Any]) -> None:
         self._through = through
@@ -208,7 +209,7 @@ class _Turns:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Immutable Jinja sandbox with limits, so that every rendering ends. `clock`: CPU seconds of the calling thread."""
+    """Immutable Jinja sandbox with limits of time and output. `clock`: returns CPU seconds of the calling thread."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -218,13 +219,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["turns"] = _Turns
 
     def template(self, tree: nodes.Template) -> jinja2.Template:
-        """Compile `tree`. Its loops are changed in place."""
+        """Compile the syntax tree `tree`. The loops in `tree` are changed in place, to check limits."""
         for loop in [*tree.find_all(nodes.For)]:
             loop.iter = nodes.Filter(loop.iter, "turns", [], [], None, None, lineno=loop.lineno)
         return self.from_string(tree)
 
     def render(self, template: jinja2.Template, variables: dict[str, Any], limit_s: float) -> str:
-        """Render. `limit_s`: limit of the thread's CPU time. Raises TemplateTooLong, and errors of the template."""
+        """Return the output of `template`. `limit_s`: limit of CPU time in seconds. Raises TemplateTooLong, and errors of the
+        template."""
         effort = _Effort(self._clock, limit_s)
         token = _EFFORT.set(effort)
         try:
@@ -269,9 +271,9 @@ def _environment(now: Callable[[], datetime], clock: Callable[[], float]) -> Bou
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Compiled template. `content`: form of message content that it reads. `variables`: names it reads, its own included.
-    `words`: every word of its source. `arguments_as_text`: it writes a call's arguments unchanged, so they must be JSON
-    text, not an object."""
+    """Compiled template. `content`: form in which it reads message content. `variables`: names that it reads, including names
+    that it sets. `words`: every word of its source. `arguments_as_text`: it writes tool-call arguments unchanged, so they must
+    be JSON text instead of an object."""
 
     environment: BoundedEnvironment
     template: jinja2.Template
@@ -302,7 +304,7 @@ class _Compiled:
             raise PromptError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
 
     def writes_probe(self, named_tokens: Mapping[str, str]) -> bool:
-        """Render a probe message, and return whether its call's arguments are written correctly."""
+        """Render a probe message, and return whether the arguments of its tool call are written correctly."""
         seen = [_as_seen(message, self) for message in _PROBE]
         variables = {**named_tokens, "messages": seen, "tools": _PROBE_TOOLS, "add_generation_prompt": True}
         try:
@@ -342,8 +344,8 @@ _PROBE_TOOLS: Final = (
 
 
 def _as_seen(message: Message, template: _Compiled) -> dict[str, Any]:
-    """Return a message without null fields (templates test for missing keys, not for None), with content and arguments in
-    the template's form."""
+    """Return `message` in the form that `template` reads, for content and tool-call arguments. Null fields are removed, because
+    templates test for missing keys, not for None."""
     form = template.content
     seen = {key: value for key, value in message.items() if value is not None}
     content = seen.get("content")
@@ -367,7 +369,7 @@ MEDIA_MARKS: Final[Mapping[str, str]] = {name: f"\ue000{name}-here\ue000" for na
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with a mark at the end of its content, to find that end in the rendered text."""
+    """Return `message` with a mark at the end of its content. The mark shows where the content ends in the rendered text."""
     content = message.get("content", "")
     if isinstance(content, str):
         return {**message, "content": content + _END}
@@ -378,7 +380,7 @@ def _with_end(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_text(call: Message) -> Message:
-    """Return `call` with its arguments as text."""
+    """Return `call` with its arguments as JSON text."""
     function = call["function"]
     arguments = function["arguments"]
     if isinstance(arguments, str):
@@ -387,7 +389,7 @@ def _with_text(call: Message) -> Message:
 
 
 def _with_object(call: Message) -> Message:
-    """Return `call` with its arguments as an object, which most templates write with `tojson`; clients send JSON text."""
+    """Return `call` with its arguments as an object, which most templates write with `tojson`. Clients send JSON text."""
     function = call["function"]
     arguments = function["arguments"]
     if not isinstance(arguments, str):
@@ -403,7 +405,7 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under both names that templates read; clients send it under any of three."""
+    """Return `message` with its reasoning under both names that templates read. Clients use one of three names."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message

@@ -1,8 +1,8 @@
-"""Score template: prompt format in which an LLM-based cross-encoder reads a query and a document.
+"""Score template: prompt format in which an LLM-based cross-encoder receives a query and a document.
 
-It is a chat template with the roles "query" and "document", and "system" for an instruction, as in sentence-transformers and
-vLLM, and writes all special tokens itself. Rerankers whose format was published only as code are built in
-(`KNOWN_RERANKERS`, for --chat-template). Independent of token ids."""
+A score template is a chat template with the roles "query" and "document", and "system" for an instruction, as in
+sentence-transformers and vLLM. It writes all special tokens itself. Rerankers whose prompt format was published only as code are
+built in (`KNOWN_RERANKERS`, for --chat-template). Independent of token ids."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NAMES_BOTH = [re.compile(f"""["']{role}["']""") for role in ("query", "document
 
 @dataclass(frozen=True, slots=True)
 class ScoreTemplate:
-    """A score template. `add_special_tokens`: the tokenizer adds its special tokens around the prompt, but no second BOS.
-    `kwargs`: further variables of the template. `takes_instruction`: the template writes an instruction."""
+    """Score template of a model. `add_special_tokens`: the tokenizer adds its special tokens around the prompt, but not a second
+    BOS. `kwargs`: further variables of the template. `takes_instruction`: whether the template writes an instruction."""
 
     template: ChatTemplate
     add_special_tokens: bool
@@ -30,7 +30,7 @@ class ScoreTemplate:
     takes_instruction: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise PromptError if the template does not write both texts."""
+        """Raise PromptError if the template does not write both query and document."""
         query, document, instruction = _PROBES
         text, _ = self.render(None, query, document, None)
         if query not in text or document not in text:
@@ -43,20 +43,20 @@ class ScoreTemplate:
 
     @classmethod
     def of_option(cls, template: ChatTemplate) -> ScoreTemplate | None:
-        """Return the score template of `--chat-template`, as in vLLM; None if it does not write a pair."""
+        """Return `template`, the value of `--chat-template`, as a score template; None if it does not write query and document."""
         return _if_any(template, add_special_tokens=True)
 
     @classmethod
     def of_files(cls, template: ChatTemplate, kwargs: Mapping[str, Any]) -> ScoreTemplate | None:
-        """Return a model's own score template; None unless it names both roles. A template that accepts any role comes from
-        the base model of the reranker."""
+        """Return `template`, from the model's files, as a score template; None unless it names both roles. A template that
+        accepts any role comes from the reranker's base model."""
         named = template and all(role.search(template.source) for role in _NAMES_BOTH)
         return _if_any(template, add_special_tokens=False, kwargs=kwargs) if named else None
 
     def render(
         self, shield: Shield | None, query: str, document: str, instruction: str | None
     ) -> tuple[str, str | None]:
-        """Render a pair of texts; see `ChatTemplate.render_shielded`. Raises PromptError."""
+        """Return the prompt of a query and a document; see `ChatTemplate.render_shielded`. Raises PromptError."""
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
         given: dict[str, Any] = {"add_generation_prompt": False, **self.kwargs}
         if instruction is not None:  # in either of the two places where templates look for it
@@ -77,8 +77,7 @@ def _if_any(template: ChatTemplate, **options: Any) -> ScoreTemplate | None:
 
 @dataclass(frozen=True, slots=True)
 class KnownReranker:
-    """Prompt of a reranker. `answers`: answers of a checkpoint that still generates, as tokens of its vocabulary; the last
-    means yes."""
+    """Prompt format of a reranker. `answers`: answer tokens of a checkpoint that still generates; the last one means yes."""
 
     template: str
     answers: tuple[str, ...]

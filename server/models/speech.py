@@ -1,6 +1,7 @@
-"""SpeechFormat: how a speech model's prompts and outputs are written: control tokens, languages, timestamps, suppressed tokens.
+"""SpeechFormat: format of a speech model's prompts and outputs: control tokens, languages, timestamps, suppressed tokens.
 
-Whisper's (Radford et al. 2022), read from the tokenizer and from generation_config.json, or from CTranslate2's config.json."""
+The format is Whisper's (Radford et al. 2022). It is read from the tokenizer and generation_config.json, or CTranslate2's
+config.json."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
 
 class SpeechFormatError(ValueError):
-    """Error: the tokenizer lacks a token of the speech format."""
+    """Error: the tokenizer lacks a token that the speech format requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechFormat:
-    """Format of a speech model. `start`, `previous`, `no_timestamps`, `end`, `no_speech`: control tokens. `timestamp_begin`:
-    the id of 0.00 s. `languages`: ids by code; {} for an English-only model, whose prompts name neither language nor task."""
+    """Format of a speech model. `start`, `previous`, `no_timestamps`, `end`, `no_speech`: ids of control tokens.
+    `timestamp_begin`: id of the timestamp 0.00 s. `languages`: token ids by language code; {} for an English-only model, whose
+    prompts contain neither language nor task."""
 
     info: SpeechInfo
     start: int
@@ -57,9 +59,8 @@ class SpeechFormat:
         generation: Mapping[str, Any],
         folder: Path,
     ) -> Self:
-        """Return the format of a model. `config`, `generation`: of config.json and generation_config.json; `folder`: of its files.
-
-        Raises SpeechFormatError."""
+        """Return the format of a model. `config`, `generation`: contents of config.json and generation_config.json. `folder`:
+        folder of the model's files. Raises SpeechFormatError."""
         converted = _read_json(folder / "config.json")
         no_timestamps = _id(tokenizer, "<|notimestamps|>")
         tasks: dict[Task, int] = {
@@ -99,19 +100,19 @@ class SpeechFormat:
     def prompt_ids(
         self, language: str | None, task: Task, *, timestamps: bool, before: Sequence[int] = ()
     ) -> list[int]:
-        """Return the decoder's prompt. `before`: ids of the text before this audio, of which the last fit half of the
-        context. `language`: None only for an English-only model."""
+        """Return the token ids of the decoder's prompt. `before`: token ids of the text before this audio; the last of them are
+        used, up to half of the context. `language`: None only for an English-only model."""
         ids = self.start_ids(before)
         if language is not None and self.is_multilingual:
             ids += [self.languages[language], self.tasks[task]]
         return ids if timestamps else [*ids, self.no_timestamps]
 
     def start_ids(self, before: Sequence[int] = ()) -> list[int]:
-        """Return the prompt up to the start token; the model's most likely next token is the language."""
+        """Return the prompt up to the start token. The most likely next token then is the language. `before`: see `prompt_ids`."""
         return [self.previous, *before, self.start] if before else [self.start]
 
     def rules(self, *, timestamps: bool) -> TranscriptRules:
-        """Return the sampling rules for tokens after such a prompt."""
+        """Return the sampling rules for the tokens after a prompt. `timestamps`: whether the model writes timestamps."""
         if not timestamps:
             return TranscriptRules(self.suppressed, self.first_suppressed, text_end=self.end)
         return TranscriptRules(
@@ -124,8 +125,7 @@ class SpeechFormat:
 
 
 class ServedSpeech:
-    """Served speech model: its format, feature extractor, and worker threads. `max_held_bytes`: limit of the samples that
-    all requests hold together."""
+    """Served speech model: its format, feature extractor, and worker threads. `max_held_bytes`: limit of all audio samples."""
 
     def __init__(self, format: SpeechFormat, max_held_bytes: int) -> None:
         info = format.info
@@ -137,7 +137,7 @@ class ServedSpeech:
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
-        """Count the bytes of a request's samples while the block runs. Raises TooManyRequests above the limit."""
+        """Context in which a request's audio samples of `num_bytes` bytes count. Raises TooManyRequests above the limit."""
         if self._held_bytes + num_bytes > self.max_held_bytes:
             raise TooManyRequests("The server is busy: the memory for audio is in use", retry_after_s=RETRY_AFTER_S)
         self._held_bytes += num_bytes
@@ -148,7 +148,7 @@ class ServedSpeech:
 
 
 def _id(tokenizer: Tokenizer, *names: str) -> int:
-    """Return the id of the first of `names` that is a token. Raises SpeechFormatError."""
+    """Return the id of the first of `names` that is in the vocabulary. Raises SpeechFormatError."""
     for name in names:
         if (id := tokenizer.id_of(name)) is not None:
             return id
@@ -164,12 +164,12 @@ def _languages(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> dict[str,
 
 
 def _first(*lists: Any) -> Sequence[int]:
-    """Return the first list among `lists`; () if there is none."""
+    """Return the first of `lists` that is a list; () if there is none."""
     return next((each for each in lists if isinstance(each, list)), ())
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Return a JSON file's object; {} if missing or invalid, since the code that requires a file reads it elsewhere."""
+    """Return the object in a JSON file; {} if the file is missing or invalid. The code that requires the file reports the error."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

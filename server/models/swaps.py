@@ -1,14 +1,14 @@
-"""Swaps: serves several models with fewer loaded at a time, and decides which to load and unload.
+"""Swaps: serves several models of which only some are loaded at a time, and decides which model to load and unload.
 
-Requests for unloaded models wait in one queue; the first one determines the next model to load. The least recently used model
-is unloaded: it accepts no new requests and finishes those in progress, so no answer is cut off. A loaded model stays at least
-as long as the last swap took, unless it is idle, so at most half of the time is spent on swaps. Then all requests waiting for
-the new model start together.
+Requests for unloaded models wait in one queue; the first request determines the next model to load. The least recently used model
+is unloaded. It accepts no new requests and finishes those in progress, so no answer is cut off. A loaded model stays loaded at
+least as long as the last swap took, unless it is idle. At most half of the time is therefore spent on swaps. After a load, all
+requests waiting for the model start together.
 
-Files are downloaded and read before memory is free. If a model cannot be loaded, only its own requests fail; the unloaded model
-is loaded again, and the failed one is not retried for a while.
+Files are downloaded and read before memory is freed. If a model cannot be loaded, only requests for that model fail. The model that
+was unloaded for it is loaded again, and the failed model is not retried for a while.
 
-A request keeps the models that it uses until its Call ends. Runs on the event loop."""
+A request keeps the models that it uses loaded until its Call ends. All of this runs on the event loop."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class SwapStatus(StrEnum):
 
 
 class Outline(NamedTuple):
-    """Facts about a model that was never loaded. `max_model_len`: tokens, unless memory allows fewer; `modalities`: its
-    inputs besides text; `tasks`: as in `ModelCard`; `chats`: its files have a chat template."""
+    """Facts about a model that was never loaded. `max_model_len`: context in tokens, if memory suffices. `modalities`: inputs
+    besides text. `tasks`: supported tasks, as in `ModelCard`. `chats`: whether its files contain a chat template."""
 
     max_model_len: int
     modalities: tuple[str, ...]
@@ -52,7 +52,7 @@ class Outline(NamedTuple):
 
 
 class SwapState(Protocol):
-    """State of a loaded model that swapping depends on."""
+    """Members of a loaded model that `Swaps` uses."""
 
     @property
     def engine(self) -> EngineClient: ...
@@ -63,18 +63,18 @@ M_co = TypeVar("M_co", bound=SwapState, covariant=True)
 
 
 class ModelLoader(Protocol[M_co]):
-    """Loader of one model."""
+    """Loader of one model, in up to three steps."""
 
     async def prepare(self) -> None:
-        """Load files and tokenizer, without device memory. Raises LoadError."""
+        """Read the model's files and tokenizer, without using device memory. Raises LoadError."""
         ...
 
     async def outline(self) -> Outline | None:
-        """Return the model's outline from its files, without its weights; None if they are insufficient."""
+        """Return the model's outline, read from its files without the weights; None if the files do not suffice."""
         ...
 
     async def load(self) -> M_co:
-        """Load the model with its engine, after `prepare`. Raises LoadError."""
+        """Load the model with its engine, and return it. Called after `prepare`. Raises LoadError."""
         ...
 
 
@@ -87,8 +87,9 @@ class _Waiter(Generic[M]):
 
 @dataclass(eq=False, slots=True)
 class SwappedModel(Generic[M]):
-    """One of several models. `loaded`: set after the first load; its engine sleeps while swapped out. `num_users`: its
-    requests. `is_open`: it accepts new requests. `outline`: facts from its files before the first load."""
+    """Model that is loaded and unloaded on demand. `loaded`: the model, set after the first load; its engine sleeps while the
+    model is unloaded. `num_users`: number of requests that use the model. `is_open`: whether it accepts new requests. `outline`:
+    facts from its files, before the first load."""
 
     name: str
     source: ModelLoader[M]
@@ -113,23 +114,22 @@ class SwappedModel(Generic[M]):
 
     @property
     def is_untouched(self) -> bool:
-        """Return whether the model has not been loaded, and no request waits for it."""
+        """Return whether the model has never been loaded and no request waits for it."""
         return (
             self.loaded is None and self.status is SwapStatus.UNLOADED and self.preparing is None and not self.waiting
         )
 
     async def once_loaded(self, call: Call) -> M:
-        """Return the model, after loading it if it never was. Raises ApiError or QueueFull."""
+        """Return the model. If it has never been loaded, load it first. Raises ApiError or QueueFull."""
         if self.loaded is None:
             await self.enter(call)
         assert self.loaded is not None, "it was entered"
         return self.loaded
 
     async def enter(self, call: Call, deadline_s: float | None = None) -> None:
-        """Wait until the model is loaded; it then stays loaded until `call` ends. `deadline_s`: by the monotonic clock; None:
-        the call's.
-
-        Raises ModelFailed, Unavailable, DeadlineExceeded or QueueFull, and ClientLeft if the client has left."""
+        """Wait until the model is loaded. It then stays loaded until `call` ends. `deadline_s`: latest time by the monotonic
+        clock; None uses the call's deadline. Raises ModelFailed, Unavailable, DeadlineExceeded, QueueFull, or ClientLeft if the
+        client has disconnected."""
         if call.holds(self):
             return
         if not self.swaps.takes(self):
@@ -139,8 +139,9 @@ class SwappedModel(Generic[M]):
 
 
 class Swaps(Generic[M]):
-    """Models of which some are loaded at a time. `level`: sleep level of unloaded models. `max_waiting`: limit of waiting
-    requests, shared by callers; `max_wait_s`: limit of each wait. `clock` and `call_later`: of the monotonic clock."""
+    """Models of which only some are loaded at a time. `level`: sleep level of unloaded models. `max_waiting`: maximum number of
+    waiting requests of all callers together. `max_wait_s`: maximum duration of each wait. `clock`, `call_later`: monotonic time,
+    and timers by it."""
 
     def __init__(
         self,
@@ -174,28 +175,28 @@ class Swaps(Generic[M]):
         return next((model for model in self.models if model.name == name), None)
 
     def add(self, name: str, source: ModelLoader[M]) -> SwappedModel[M]:
-        """Add a model that is loaded when a request names it."""
+        """Add a model that is loaded when a request names `name`. `source`: its loader."""
         model = SwappedModel(name, source, self)
         self.models.append(model)
         return model
 
     def remove(self, model: SwappedModel[M]) -> None:
-        """Remove a model for which `is_untouched` is true."""
+        """Remove a model whose `is_untouched` is true."""
         self.models.remove(model)
 
     def when_loaded(self, call: Callable[[M], object]) -> None:
-        """Register `call`, made with each model that is loaded for the first time, before requests may enter."""
+        """Register `call` to be called with each model after its first load, before the model accepts requests."""
         self._when_loaded.append(call)
 
     def begin_with(self, model: SwappedModel[M], loaded: M) -> None:
-        """Start with `model` loaded, and begin to read the outlines of the others."""
+        """Register `loaded` as the model loaded at the start, and begin to read the outlines of the other models."""
         model.loaded, model.is_prepared = loaded, True
         self._open(model)
         self._outlining = _begin(self._outline(), "outlines")
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait for a model."""
+        """Number of requests that wait for a model to be loaded."""
         return len(self._line)
 
     @property
@@ -205,18 +206,18 @@ class Swaps(Generic[M]):
     # --- requests -------------------------------------------------------------------------------------------------
 
     def takes(self, model: SwappedModel[M]) -> bool:
-        """Return whether a request can use the model at once, and count it if so."""
+        """Return whether a request can use `model` at once. If so, count the request as a user of `model`."""
         if model.is_open and not self._is_closed:
             self._use(model)
         return model.is_open and not self._is_closed
 
     def left(self, model: SwappedModel[M]) -> None:
-        """Count the end of a request that used `model`."""
+        """Count one user of `model` less. Called when a request that used `model` ends."""
         model.num_users -= 1
         self._changed.set()
 
     async def wait(self, model: SwappedModel[M], caller: bytes | None, deadline_s: float | None) -> None:
-        """Wait until the request may use `model`. Raises as `SwappedModel.enter` does."""
+        """Wait until the request may use `model`. Raises the errors of `SwappedModel.enter`."""
         self._check(model, caller, deadline_s)
         waiter = _Waiter(model, caller, asyncio.get_running_loop().create_future())
         model.waiting.append(waiter)
@@ -254,7 +255,7 @@ class Swaps(Generic[M]):
                 raise QueueFull(num, self._max_waiting, retry_after_s=max(1.0, self._swap_s))
 
     def _alarm(self, waiter: _Waiter[M], deadline_s: float | None) -> asyncio.TimerHandle | None:
-        """Start the timer that ends the wait, if a limit applies."""
+        """Start the timer that ends the wait of `waiter`, if a time limit applies."""
         limits: list[tuple[float, Exception]] = []
         if deadline_s is not None:
             limits.append((deadline_s - self._clock(), _late()))
@@ -270,7 +271,7 @@ class Swaps(Generic[M]):
         return self._call_later(delay_s, lambda: _fail(waiter, error))
 
     def _forget(self, waiter: _Waiter[M]) -> None:
-        """Remove a waiter whose client has left or whose time is over."""
+        """Remove a waiter whose client has disconnected or whose deadline has passed."""
         waiter.model.waiting.remove(waiter)
         self._line.remove(waiter)
         self._changed.set()
@@ -309,7 +310,7 @@ class Swaps(Generic[M]):
             self._swapping = None
 
     async def _bring(self, model: SwappedModel[M]) -> bool:
-        """Load `model` if there is room, and start its requests. Return False if another model must become idle first."""
+        """Load `model` and start its waiting requests. Return False if another model must become idle and be unloaded first."""
         leaving: SwappedModel[M] | None = None
         if model.status is not SwapStatus.LOADED:
             resident = self.resident
@@ -325,8 +326,9 @@ class Swaps(Generic[M]):
         return True
 
     def _leaving(self, resident: Sequence[SwappedModel[M]]) -> SwappedModel[M] | None:
-        """Return the model to unload: an idle one, a closed one, or else the least recently used one, which is closed if it
-        was open long enough. None if there is none yet."""
+        """Return the model to unload, or None if none can be unloaded yet. Idle models come first, then models that already
+        reject requests, then the least recently used model. If the least recently used model was open long enough, it stops
+        accepting requests."""
         by_use = sorted(resident, key=lambda model: model.used)
         for is_it in (lambda each: not each.num_users, lambda each: not each.is_open):
             if (found := next(filter(is_it, by_use), None)) is not None:
@@ -379,7 +381,7 @@ class Swaps(Generic[M]):
         model.loaded = loaded
 
     async def _bring_back(self, model: SwappedModel[M]) -> None:
-        """Reload the model that was unloaded for one that failed to load."""
+        """Load `model` again after the model that replaced it failed to load."""
         model.status = SwapStatus.LOADING
         try:
             await self._wake(model)
@@ -395,7 +397,7 @@ class Swaps(Generic[M]):
         model.failure, model.patience_s = None, TRY_AGAIN_S
 
     def _let_in(self, model: SwappedModel[M]) -> None:
-        """Start all requests that wait for `model`, while it is open."""
+        """Start all requests that wait for `model`, as long as it accepts requests."""
         while model.is_open and model.waiting:
             waiter = model.waiting.popleft()
             self._line.remove(waiter)
@@ -420,7 +422,7 @@ class Swaps(Generic[M]):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Reject new requests and fail waiting ones."""
+        """Reject new requests, and let waiting requests fail."""
         self._is_closed = True
         for model in self.models:
             self._end(model, lambda: Unavailable("The server is shutting down"))
@@ -431,7 +433,7 @@ class Swaps(Generic[M]):
             self._residence.cancel()
 
     def metrics(self, model: SwappedModel[M]) -> list[Metric]:
-        """Return the metrics of one model."""
+        """Return the metrics of `model`."""
         return [
             Metric("model_loaded", "1 while the model is loaded.", "gauge", {(): float(model.status is SwapStatus.LOADED)}),
             Metric(
@@ -447,7 +449,7 @@ class Swaps(Generic[M]):
 
 
 def _begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Start a task without the context of the first request, since it works for all waiting requests."""
+    """Start a task with an empty context. It works for all requests, so it must not inherit one request's."""
     return asyncio.create_task(work, name=name, context=Context())
 
 

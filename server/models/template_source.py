@@ -1,5 +1,4 @@
-"""Source of chat templates: the Jinja environment as in transformers, and analysis of a template's syntax tree for the
-message form that it reads."""
+"""Jinja environment of chat templates, as in transformers, and analysis of the message form that a template reads."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ N = TypeVar("N", bound=nodes.Node)
 
 
 class TemplateRefusal(jinja2.TemplateError):
-    """Error raised by `raise_exception` in a template."""
+    """Error that a template raises by calling `raise_exception`."""
 
 
 def raise_exception(message: object) -> NoReturn:
@@ -31,12 +30,12 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON. Jinja's own filter escapes HTML, unlike the models' training data."""
+    """Return `value` as JSON text. Jinja's own filter escapes HTML, unlike the text that models were trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class GenerationTag(Extension):
-    """Tag `{% generation %}`: marks what training masks; for a prompt it is only a scope."""
+    """Jinja tag `{% generation %}`, which marks assistant text for training. In a prompt, the tag is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -48,15 +47,16 @@ class GenerationTag(Extension):
 
 @dataclass(frozen=True, slots=True)
 class ContentForm:
-    """Form of message content. `parts`: the template iterates over parts. `strings`: it accepts a string too."""
+    """Form of message content that a template reads. `parts`: it iterates over a list of parts. `strings`: it accepts a string
+    too."""
 
     parts: bool
     strings: bool
 
     @classmethod
     def of(cls, tree: nodes.Template) -> ContentForm:
-        """Derive the form from the syntax tree: a loop over a message's content, or access to its first part, means parts. A
-        test `content is string` beside it means both."""
+        """Derive the form from the syntax tree. A loop over a message's content, or access to its first part, means parts. An
+        additional test `content is string` means that strings are accepted too."""
         names = _content_names(tree)
         parts = any(_is_content(_looped(loop.iter), names) for loop in nodes_of(tree, nodes.For))
         parts = parts or any(_is_content(node, names) for node in _indexed(tree))
@@ -73,7 +73,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _content_names(tree: nodes.Template) -> set[str]:
-    """Return variables that hold a message's content: those named so (mostly macro parameters), or assigned from it."""
+    """Return names of variables that hold a message's content. They have that name or are assigned from it."""
     names = {"content"}
     assigned = [
         (node.target.name, node.node) for node in nodes_of(tree, nodes.Assign) if isinstance(node.target, nodes.Name)
@@ -87,7 +87,7 @@ _LIST_FILTERS: Final = {"list", "reverse", "selectattr", "rejectattr", "select",
 
 
 def _looped(node: nodes.Node) -> nodes.Node:
-    """Return the sequence that a loop iterates over, without slices and filters that return a list."""
+    """Return the sequence that the loop `node` iterates over, without slices and without filters that return a list."""
     while True:
         match node:
             case nodes.Filter(node=nodes.Expr() as inner, name=name) if name in _LIST_FILTERS:
@@ -99,7 +99,7 @@ def _looped(node: nodes.Node) -> nodes.Node:
 
 
 def _indexed(tree: nodes.Template) -> Iterator[nodes.Node]:
-    """Yield the X of every X[0].text and X[0]["type"]."""
+    """Yield the node X of every expression X[0].text and X[0]["type"]."""
     for node in [*nodes_of(tree, nodes.Getattr), *nodes_of(tree, nodes.Getitem)]:
         match node:
             case (

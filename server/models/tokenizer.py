@@ -1,8 +1,8 @@
-"""Tokenizer: text to token ids and back, and other contents of the tokenizer's files (special tokens, chat templates).
+"""Tokenizer: converts text to token ids and back, and reads special tokens and chat templates from the tokenizer's files.
 
-Immutable. `encode` costs about 0.25 ms per thousand characters and releases the GIL, so long texts can be encoded on a
-thread; the caller decides by the text's length. Independent of requests and models: ids are checked against the tokenizer's
-vocabulary, not the embedding's."""
+Immutable. `encode` takes about 0.25 ms per thousand characters and releases the GIL, so long texts can be encoded on a thread;
+the caller decides by the text's length. Independent of requests and models: token ids are checked against the tokenizer's
+vocabulary, not against the model's embedding."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _PROBE = "word word\nword"
 
 
 class TextPieces:
-    """Split positions of texts for one tokenizer, if it has any: places where splitting does not change the tokens."""
+    """Finder of positions at which a text can be split without changing its tokens, if the tokenizer has any."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._has_places = _has_places(backend)
 
     def ends(self, text: str) -> Iterator[int]:
-        """Yield the end of each piece of `text`. Pieces have different lengths."""
+        """Yield the end position of each piece of `text`. Pieces have different lengths."""
         start, size = 0, len(text)
         while self._has_places and size - start > PIECE_CHARS:
             search, found = start + PIECE_CHARS, None
@@ -98,7 +98,7 @@ CUT_TOKENS = 4  # by so many tokens a cut at any place changes the number of the
 
 
 class TooManyTokens(ValueError):
-    """Error of a text that is too long: its first `num_chars` characters have about `num_tokens` tokens."""
+    """Error: a text is too long. Its first `num_chars` characters have about `num_tokens` tokens."""
 
     def __init__(self, num_chars: int, num_tokens: int) -> None:
         super().__init__(f"the first {num_chars} characters are {num_tokens} tokens")
@@ -107,10 +107,10 @@ class TooManyTokens(ValueError):
 
 
 class Tokenizer:
-    """Tokenizer of a served model. `named_tokens`: special tokens by their transformers name ("bos_token": "<s>").
-    `chat_template`: source, or sources by name, or None. `eos_token_ids`: ids that end a text. `infill_ids`:
-    fill-in-the-middle tokens of a GGUF file ("fim_pre", …). `token_types`: the model receives types of a pair's tokens.
-    `table`: ids to text, whole and in pieces."""
+    """Tokenizer of a served model. `named_tokens`: special tokens by the name in transformers ("bos_token": "<s>").
+    `chat_template`: Jinja source, sources by name, or None. `eos_token_ids`: ids that end a text. `infill_ids`:
+    fill-in-the-middle tokens of a GGUF file ("fim_pre", …). `token_types`: whether the model needs token types of a pair.
+    `table`: texts of all ids, both whole and in pieces."""
 
     __slots__ = (
         "_backend",
@@ -160,7 +160,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
-        """Read a folder in Hugging Face format. Raises TokenizerError naming the file that is missing or broken."""
+        """Create the tokenizer from a Hugging Face folder. Raises TokenizerError that names the missing or broken file."""
         folder = Path(path)
         if not (folder / "tokenizer.json").is_file():
             raise TokenizerError(_no_tokenizer_json(folder))
@@ -182,9 +182,8 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
-        """Create a tokenizer from the metadata of a GGUF file, with arrays as sequences.
-
-        Raises TokenizerError for unknown kinds and for contradictory metadata."""
+        """Create the tokenizer from the metadata of a GGUF file. Arrays in `metadata` are sequences. Raises TokenizerError for
+        unknown kinds and for contradictory metadata."""
         vocabulary = Vocabulary.read(metadata)
         names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
         ids = vocabulary.named_ids
@@ -200,12 +199,12 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """Tokenizer of the tokenizers library; read only."""
+        """Underlying tokenizer of the tokenizers library. Do not change it."""
         return self._backend
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id. A model's embedding may have more rows (padding), never fewer."""
+        """Largest token id plus one. A model's embedding may have more rows (padding), never fewer."""
         return self._vocab_size
 
     @property
@@ -213,18 +212,17 @@ class Tokenizer:
         return self.table.special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True, plain: bool = False) -> list[int]:
-        """Encode a text. `add_special_tokens`: add the tokenizer's tokens around a text (mostly BOS). A text that begins with
-        BOS, as a rendered chat template does, gets no second one. `plain`: control tokens in `text` are encoded as text, and
-        their aliases as control tokens (`control_tokens`).
-
-        Raises ValueError for text that is not Unicode (lone surrogates)."""
+        """Return the token ids of `text`. `add_special_tokens`: add the tokenizer's special tokens around it (mostly BOS). If
+        `text` begins with BOS, as a rendered chat template does, no second BOS is added. `plain`: encode control tokens in
+        `text` as text, and aliases of control tokens as control tokens (see `control_tokens`). Raises ValueError for text that
+        is not Unicode (lone surrogates)."""
         (ids,) = self.encode_batch([text], add_special_tokens, plain)
         return ids
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, plain: bool = False
     ) -> list[list[int]]:
-        """Encode several texts, faster than one by one. Raises ValueError as `encode` does."""
+        """Return the token ids of each text. Faster than one by one. Arguments and errors are those of `encode`."""
         backend = self.control.plain.backend if plain else self._backend
         # To what is plain the tokens around a text have other ids, so they come last.
         framed = plain and add_special_tokens and self.framing.single is not None
@@ -243,9 +241,8 @@ class Tokenizer:
     def encode_pieces(
         self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None, plain: bool = False
     ) -> Pieces[list[int]]:
-        """Return the ids of `encode`, encoding the text in pieces where it can be split.
-
-        Raises TooManyTokens soon after `max_tokens` is exceeded, or ValueError as `encode` does."""
+        """Encode `text` piece by piece where it can be split; the result is the same as that of `encode`. Raises TooManyTokens
+        soon after `max_tokens` is exceeded, or ValueError as `encode` does."""
         if len(text) <= PIECE_CHARS or self.framing.single is None:
             return self.encode(text, add_special_tokens, plain)
         before, after = self.framing.single if add_special_tokens else ([], [])
@@ -261,9 +258,9 @@ class Tokenizer:
         return self._with_one_bos(text, [*ids, *after], add_special_tokens, plain)
 
     def _check_piece(self, text: str, start: int, end: int, num_tokens: int, max_tokens: int) -> Pieces[None]:
-        """Estimate the tokens of a piece without split positions, cut anywhere, since encoding time grows with their number.
-
-        Raises TooManyTokens."""
+        """Estimate the number of tokens of `text[start:end]`, which has no split positions, before it is encoded. The text is
+        cut anywhere, because encoding time grows faster than the length. `num_tokens`: tokens of the text before it. Raises
+        TooManyTokens."""
         for cut in range(start + PIECE_CHARS, end, PIECE_CHARS):
             num_tokens += len(self.encode(text[cut - PIECE_CHARS : cut], False)) - CUT_TOKENS
             if num_tokens > max_tokens:
@@ -277,24 +274,22 @@ class Tokenizer:
         return ids[1:] if text.startswith(self.control.with_aliases(bos) if plain else bos) else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`. Ids outside the vocabulary produce no text.
-
-        Raises ValueError for ids that no vocabulary can have."""
+        """Return the text of `ids`. Ids outside the vocabulary are skipped. Raises ValueError for negative or too large ids."""
         try:
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except OverflowError as error:
             raise ValueError("a token id is negative or does not fit 32 bits") from error
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of one token inside a text; b"" outside the vocabulary."""
+        """Return the bytes that token `id` adds to a text; b"" if `id` is outside the vocabulary."""
         return self.table.token_bytes(id)
 
     def all_token_bytes(self) -> list[bytes]:
-        """Return `token_bytes` of the whole vocabulary. Call off the event loop."""
+        """Return the bytes of each token of the vocabulary, by id. Slow: do not call on the event loop."""
         return self.table.all_token_bytes(self._vocab_size)
 
     def token_string(self, id: int) -> str:
-        """Return the token in the vocabulary's spelling ("Ġthe", "▁the"); "" outside the vocabulary."""
+        """Return the token `id` in the vocabulary's spelling ("Ġthe", "▁the"); "" outside the vocabulary."""
         return (self._backend.id_to_token(id) or "") if 0 <= id < self._vocab_size else ""
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
@@ -305,7 +300,7 @@ class Tokenizer:
         return frozenset(id for token in tokens if (id := self._backend.token_to_id(token)) is not None)
 
     def id_of(self, token: str | None) -> int | None:
-        """Return the id of a token in the vocabulary's spelling; None if there is no such token."""
+        """Return the id of `token`, in the vocabulary's spelling; None if the vocabulary does not contain it."""
         return None if token is None else self._backend.token_to_id(token)
 
 
@@ -325,7 +320,7 @@ def _no_tokenizer_json(folder: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's object, or {} if there is no such file."""
+    """Return the object in a JSON file, or {} if the file does not exist."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -338,7 +333,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens of a config by name. Each is a string, or an object with its content."""
+    """Return the special tokens in `config` by name. Each is a string there, or an object with the field `content`."""
     named = {}
     for name in _NAMED_TOKENS:
         token = config.get(name)
@@ -350,8 +345,8 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Add tokens that only tokenizer_config.json lists as added or special. Named tokens outside the vocabulary are left
-    out: they would get an id past the model's last."""
+    """Add tokens to `backend` that only tokenizer_config.json lists as added or special. Named tokens outside the vocabulary are
+    left out, because they would get an id above the model's last."""
     added = {}
     for id, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
         flags = {key: bool(entry.get(key)) for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
@@ -369,8 +364,8 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, A
 
 
 def _has_token_types(config: Mapping[str, Any]) -> bool:
-    """Return whether models receive token types, as in transformers 5: plain tokenizers have none unless `model_input_names`
-    has them."""
+    """Return whether the model receives token types, as in transformers 5. Plain tokenizers need `model_input_names` to list
+    them."""
     names = config.get("model_input_names")
     if names is None:
         return config.get("tokenizer_class") not in ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -378,14 +373,14 @@ def _has_token_types(config: Mapping[str, Any]) -> bool:
 
 
 def template_of(folder: Path, metadata: Mapping[str, Any] | None) -> str | dict[str, str] | None:
-    """Return the chat template of a folder, or of a GGUF file's `metadata`, without its tokenizer. Raises TokenizerError."""
+    """Return the chat template of a folder, or of a GGUF file's `metadata`, without creating a tokenizer. Raises TokenizerError."""
     if metadata is not None:
         return _gguf_template(metadata)
     return _folder_template(folder, read_json(folder / "tokenizer_config.json"))
 
 
 def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """Return the templates of the *.jinja files, else of tokenizer_config.json, else of chat_template.json."""
+    """Return the chat templates of a folder: those in *.jinja files, else in tokenizer_config.json, else in chat_template.json."""
     named: dict[str, str] = {}
     main = folder / "chat_template.jinja"
     if main.is_file():
@@ -404,7 +399,8 @@ def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str,
 
 
 def _gguf_template(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """Return `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for each of `tokenizer.chat_templates`."""
+    """Return the chat templates of a GGUF file: `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for each NAME in
+    `tokenizer.chat_templates`."""
     names = metadata.get("tokenizer.chat_templates") or []
     keys = {"default": "tokenizer.chat_template"} | {name: f"tokenizer.chat_template.{name}" for name in names}
     found = {name: metadata[key] for name, key in keys.items() if isinstance(metadata.get(key), str)}

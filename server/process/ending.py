@@ -48,8 +48,7 @@ def leave_within(limit_s: float, code: int) -> None:
 
 
 class SignalCount:
-    """Counter of signals that counts repetitions within a moment once (a terminal and a supervisor may both deliver a
-    signal)."""
+    """Counter of signals that counts repetitions within a moment once (a terminal and a supervisor may both deliver a signal)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Count from zero. `clock`: seconds."""

@@ -40,10 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def listen_at(path: Path) -> Iterator[socket.socket]:
-    """Listen at the Unix socket `path`, which is removed at the end of the block. Call it before other threads run: the umask
-    of the process is changed for a moment.
-
-    Raises OSError, also if another process listens there or `path` is not a socket."""
+    """Listen at the Unix socket `path`, which is removed at the end of the block. Call it before other threads run: the umask of
+    the process is changed for a moment. Raises OSError, also if another process listens there or `path` is not a socket."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
         with _alone_in(path.parent):
@@ -65,9 +63,8 @@ def listen_at(path: Path) -> Iterator[socket.socket]:
 
 def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
     """Return the socket that systemd or `systemd-socket-activate` opened for this process, by sd_listen_fds(3), or None. Its
-    variables are removed from `environ`, since they are invalid in child processes.
-
-    Raises OSError unless it is one listening stream socket."""
+    variables are removed from `environ`, since they are invalid in child processes. Raises OSError unless it is one listening
+    stream socket."""
     names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
     pid, number, _ = (environ.pop(name, "") for name in names)
     if pid != str(os.getpid()) or number in ("", "0"):

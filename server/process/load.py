@@ -57,9 +57,7 @@ async def load(
 ) -> LoadedModel:
     """Load the first model and any models beside it. Those beside are loaded first, since the first model takes the remaining
     memory. `cancel`: once set, ends a download. `stages`: starts the processes of pipeline stages, if each stage has its own
-    process.
-
-    Raises LoadError."""
+    process. Raises LoadError."""
     native.warn_if_missing()
     device, besides = functools.cache(_shared_device), list[ModelSource]()
     if config.embedding_model is not None:
@@ -316,9 +314,8 @@ async def _load_one(
 
 
 async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str, str]:
-    """Load the adapters of --lora-modules and --default-mm-loras. Return the names of the latter by modality.
-
-    Raises ValueError or AdapterRefused."""
+    """Load the adapters of --lora-modules and --default-mm-loras. Return the names of the latter by modality. Raises ValueError
+    or AdapterRefused."""
     if engine.adapters is None:
         return {}
     for module in AdapterModule.all_of(config.lora_modules):
@@ -370,9 +367,8 @@ def served_speech(
 def served_pooling(
     config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate
 ) -> ServedPooling | None:
-    """Return the pooling settings, or None for a model that generates.
-
-    Raises ValueError if the model does not support the options."""
+    """Return the pooling settings, or None for a model that generates. Raises ValueError if the model does not support the
+    options."""
     if served_runner(config.runner, model, embeds=files.modules is not None) == "generate":
         if config.convert in ("embed", "classify") or config.pooler_config is not None:
             raise ValueError("--convert and --pooler-config require a pooling model: add --runner pooling")
@@ -404,9 +400,7 @@ def load_text(
     config: ServerConfig, files: ModelFiles, fetch: partial[ModelFiles], report: Report
 ) -> tuple[Tokenizer, ChatTemplate, ChatFormat]:
     """Load the tokenizer (--tokenizer's or the model's), the chat template (--chat-template's or the tokenizer's) and the chat
-    format.
-
-    Raises WeightsError, TokenizerError, PromptError, or LoadError for an unknown parser."""
+    format. Raises WeightsError, TokenizerError, PromptError, or LoadError for an unknown parser."""
     chosen = config.tokenizer
     if chosen is not None and Path(chosen).is_dir():
         tokenizer = Tokenizer.from_folder(chosen)

@@ -37,9 +37,7 @@ def import_engine() -> None:
 
 def check_sizes(config: ServerConfig) -> None:
     """Check the requested sizes against the config of a local model, without torch. Models that are not on disk, or not
-    implemented here, are left to `load`.
-
-    Raises ValueError."""
+    implemented here, are left to `load`. Raises ValueError."""
     from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
     from runtime.models.registry import spec_from_config
     from runtime.models.spec.model import UnsupportedModel
@@ -110,9 +108,7 @@ def draft_files(config: ServerConfig, fetch: Callable[..., ModelFiles]) -> Model
 
 def dry_run(config: ServerConfig, report: Report) -> dict[str, Any]:
     """Return the resolved options for this model on this machine, as JSON data, without loading weights. From the hub, only
-    configuration and tokenizer are downloaded; a built-in model's file is downloaded whole.
-
-    Raises LoadError."""
+    configuration and tokenizer are downloaded; a built-in model's file is downloaded whole. Raises LoadError."""
     from runtime.config import EngineConfig, PlanError
     from runtime.weights.fetch import resolve
     from runtime.weights.names import is_on_hub

@@ -87,9 +87,8 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(service: Service, max_connections: int | None = None) -> HttpServer:
-    """Make the HTTP server. `max_connections`: the system's limit, if lower than the options'.
-
-    Raises ConfigError for an unusable certificate."""
+    """Make the HTTP server. `max_connections`: the system's limit, if lower than the options'. Raises ConfigError for an
+    unusable certificate."""
     secured = tls_context(service.config)
     clients = Clients(service.config, max_connections)
     service.http_stats.sources.append(clients.metrics)

@@ -7,9 +7,7 @@ from typing import Any
 
 
 def app(options: Mapping[str, Any]) -> Any:
-    """Return the application for `serve run server.ray:app replicas=2 model=FOLDER`. `options`: those of `oneloop ray`, by
-    name.
-
+    """Return the application for `serve run server.ray:app replicas=2 model=FOLDER`. `options`: those of `oneloop ray`, by name.
     Raises ConfigError."""
     from server.ray.application import build  # ray, which is an extra
     from server.ray.options import RayOptions

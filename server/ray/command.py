@@ -24,10 +24,8 @@ _ERROR = re.compile(r"[\w.]+(Error|Exception): \S")
 
 
 def main(argv: Sequence[str], check: Callable[[ServerConfig], None] = lambda config: None) -> int:
-    """Return the exit code: 0 after a drain, 1 if nothing can be served. `check`: validates the server's options before
-    anything starts; raises ConfigError.
-
-    Raises ConfigError."""
+    """Return the exit code: 0 after a drain, 1 if nothing can be served. `check`: validates the server's options before anything
+    starts; raises ConfigError. Raises ConfigError."""
     if {"-h", "--help"} & {*argv}:
         print(USAGE, end="")
         return 0

@@ -116,9 +116,8 @@ def num_devices(config: ServerConfig) -> int:
 
 
 def replica_config(config: ServerConfig) -> ServerConfig:
-    """Return `config` for a replica. Responses are not stored, since a later request may reach another replica.
-
-    Raises ConfigError."""
+    """Return `config` for a replica. Responses are not stored, since a later request may reach another replica. Raises
+    ConfigError."""
     for flag, value, instead in (
         ("--batch-dir", config.batch_dir, "batches are kept by one process"),
         ("--uds", config.uds, "Serve's proxies listen at a port"),

@@ -66,10 +66,9 @@ class Homes:
 def choose(
     home: Replica | None, ongoing: Mapping[Replica, int], spare: float, two_of: Callable[[Sequence[Replica]], list[Replica]]
 ) -> list[list[Replica]]:  # fmt: skip
-    """Return ranks of replicas, to be tried in order; within a rank the least busy one is used.
-
-    `home`: the replica with the prompt's prefix, if any. `ongoing`: requests in flight at each replica. `spare`: number of
-    requests that `home` may have beyond the least busy replica. `two_of`: picks two at random, or all of fewer."""
+    """Return ranks of replicas, to be tried in order; within a rank the least busy one is used. `home`: the replica with the
+    prompt's prefix, if any. `ongoing`: requests in flight at each replica. `spare`: number of requests that `home` may have
+    beyond the least busy replica. `two_of`: picks two at random, or all of fewer."""
     if not ongoing:
         return []
     two = two_of([*ongoing])
