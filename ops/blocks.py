@@ -57,12 +57,10 @@ def decode(kind: str, rows: Array, library: Any) -> DecodedBlocks:
 
 
 def _half(blocks: Array, at: int, library: Any) -> Array:
-    """Return the float16 at byte `at` of each block, [..., 1]."""
     return library.stack((blocks[..., at], blocks[..., at + 1]), -1).view(library.float16)
 
 
 def _nibbles(packed: Array, library: Any) -> Array:
-    """Unpack bytes [..., k] to nibbles [..., 2 * k]: low halves first, then high halves."""
     return library.concatenate((packed & 15, packed >> 4), -1)
 
 

@@ -81,7 +81,6 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _shares(heads: AttentionHeads, count: int) -> list[tuple[slice, slice]]:
-    """Divide query heads, and their KV heads, into at most `count` parts, one per thread."""
     group, parts = heads.num_heads // heads.num_kv_heads, min(count, heads.num_kv_heads, _MAX_THREADS)
     ends = [heads.num_kv_heads * part // parts for part in range(parts + 1)]
     return [(slice(start * group, stop * group), slice(start, stop)) for start, stop in pairwise(ends)]

@@ -167,7 +167,6 @@ def _attend_by_torch(qkv: Tensor, heads: AttentionHeads, length: int) -> Tensor:
 
 
 def _tiles(dtype: torch.dtype, lanes: int, num_rows: int, by: Tuning, *, is_biased: bool) -> QueryTiles:
-    """Return the tile sizes for `num_rows`, queries times heads."""
     ours = by.attention.within_step
     if dtype != torch.float32 and is_biased:
         return ours.biased

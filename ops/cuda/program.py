@@ -237,7 +237,6 @@ def _keep(path: Path, code: bytes) -> None:
 
 @functools.cache
 def _launch_config(cluster: int, early: bool, thread: int) -> Any:
-    """Return the thread's own launch configuration, which `launch` fills in."""
     from cuda.bindings import driver
 
     overlaps = driver.CUlaunchAttribute()

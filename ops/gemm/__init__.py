@@ -19,7 +19,6 @@ from ops.stored import CODED, Stored, WeightFormat, formats_of, parts_of
 
 
 def _each_is_read(case: ShapeClass) -> str | None:
-    """Check that rows come in several formats and that a kernel supports each."""
     if (why := backends.on_cuda_at_any_size(case)) is not None:
         return why
     if len(case.weight) < 2:

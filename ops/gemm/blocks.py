@@ -53,7 +53,6 @@ def _tell(written: WeightFormat) -> None:
 
 
 def _bytes(halves: Tensor, group: int) -> Tensor:
-    """Return [rows, blocks, 2] uint8 from [rows, groups]."""
     return halves.repeat_interleave(group // _BLOCK, dim=1).unsqueeze(2).view(torch.uint8)
 
 

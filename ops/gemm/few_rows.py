@@ -86,7 +86,6 @@ def choose(num_rows: int, in_features: int, out_features: int, gated: bool, mult
 
 @functools.cache
 def _kernel(variant: Variant, dtype: torch.dtype, device: torch.device) -> tuple[CompiledKernel, int]:
-    """Return the kernel, and how many of its blocks fit on a multiprocessor."""
     kernel = _PROGRAM.kernel(variant.name, dtype, device)
     kernel.allow_shared_bytes(variant.shared_bytes)
     return kernel, kernel.blocks_per_multiprocessor(variant.warps * 32, variant.shared_bytes)

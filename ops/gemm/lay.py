@@ -90,7 +90,6 @@ def stacked(parts: tuple[StoredWeight, ...], groups: int = 1) -> RowStack:
 
 
 def _finer(per_group: Tensor, groups: int) -> Tensor:
-    """Repeat [N, g] to [N, groups]."""
     return per_group.repeat_interleave(groups // per_group.shape[1], dim=1)
 
 

@@ -33,7 +33,6 @@ class EmbeddingSlots(LoraSlots):
         raise NotImplementedError
 
     def _behind(self, part: LoraPart) -> LoraPart:
-        """Return the part that is applied to rows after the lookup."""
         return LoraPart(0, torch.eye(part.rank, self._columns, dtype=part.b.dtype), part.b, part.scale)
 
 

@@ -121,7 +121,6 @@ def shrunk(x: Tensor, slots: Slots, tokens: Sorted, beside: torch.cuda.Stream | 
 
 
 def _waited_for(shrunk: Shrunk) -> Tensor:
-    """Return h, after making the current stream wait for it."""
     if shrunk.done is not None:
         shrunk.done.wait()
     return shrunk.h
@@ -153,7 +152,6 @@ def expand_gated(shrunk: Shrunk, slots: Slots, tokens: Sorted, gate_up: Tensor, 
 
 
 def _most_blocks(rank: int) -> int:
-    """Return the maximum number of blocks that leaves registers for several programs."""
     return 2 if rank == 16 else 1
 
 

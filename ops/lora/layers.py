@@ -92,8 +92,6 @@ class LoraLayers:
 
 @dataclass(slots=True)
 class _Host:
-    """Pool of host buffers of `num_bytes`, zeroed when acquired."""
-
     num_bytes: int
     num_ready: int
     pinned: bool

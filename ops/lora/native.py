@@ -52,6 +52,5 @@ class NativeLoraSlots(LoraSlots):
 
 
 def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Round values [R, N] to int8; return them and each row's scale [R]."""
     scales = values.abs().amax(dim=1) / 127
     return (values / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8), scales

@@ -252,7 +252,6 @@ class TritonLoraSlots(SlotMemory):
         return x.dtype == self._dtype and x.data_ptr() % 16 == 0
 
     def _shrunk(self, x: Tensor, adapters: TokenAdapters) -> Tensor:
-        """Return partial sums h [pieces, T as sorted, parts, rank] float32 of x A^T."""
         num_tokens, size, num_parts = len(x), self.shape.in_features, len(self.shape.parts)
         most = next((pieces for tokens, pieces in _PIECES if num_tokens <= tokens), _FEWEST_PIECES)
         piece = triton.cdiv(triton.cdiv(size, most), self._depth) * self._depth

@@ -89,7 +89,6 @@ class CodedExpertWeights(GroupedExpertWeights):
         return not is_ordered and experts_coded.fits(kind_of(parts[0]), self.shape, max(map(groups_of, parts)), half)
 
     def _kept(self, parts: tuple[StoredWeight, ...], given: dict[str, Tensor]) -> _Kept:
-        """Allocate memory for all experts, shaped like the given one."""
         roles = {
             role: one.new_empty((self.shape.num_experts, *one.shape), device=self._device)
             for role, one in given.items()

@@ -176,7 +176,6 @@ def _likeliest(masses: Tensor, wanted: float) -> Tensor:
 
 
 def _kth_largest(scores: Tensor, k: int) -> float:
-    """Return the k-th largest of scores [V], or the smallest if there are fewer."""
     k = min(k, len(scores))
     if scores.is_cuda:
         return float(scores.topk(k).values[-1])

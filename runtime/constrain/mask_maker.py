@@ -292,14 +292,12 @@ def _make_all(queue: deque[_Mask]) -> None:
 
 
 def _emptied(queue: deque[_Mask]) -> Iterator[_Mask]:
-    """Remove and yield the entries of `queue`, which threads may empty at the same time."""
     with contextlib.suppress(IndexError):
         while True:
             yield queue.popleft()
 
 
 async def _either(*awaited: Coroutine[None, None, object]) -> None:
-    """Wait until one of `awaited` returns."""
     tasks = [asyncio.ensure_future(each) for each in awaited]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

@@ -44,7 +44,6 @@ async def encode_first(
 
 
 async def _all(ends: Sequence[Awaitable[None]]) -> None:
-    """Wait for all of `ends`, then raise an error if there was one."""
     errors = [each for each in await asyncio.gather(*ends, return_exceptions=True) if each is not None]
     if errors:
         raise next((each for each in errors if not isinstance(each, RowFailed)), errors[0])

@@ -78,7 +78,6 @@ class VisionPositions:
         return positions
 
     def _grids(self, media: Sequence[MediaItem]) -> Iterator[_Grid]:
-        """Yield each grid of tokens, in prompt order."""
         for item, behind in zip_longest(media, media[1:]):
             if item.modality not in _GRIDS:  # audio tokens have positions like text
                 continue
@@ -123,7 +122,6 @@ def _is_sound_of(behind: MediaItem | None, video: MediaItem) -> TypeGuard[MediaI
 
 
 def _check_side_by_side(modality: str, places: Int32s, sound: Int32s | None) -> None:
-    """Raise ValueError if an item's tokens are not contiguous."""
     num, last = len(places), int(places[-1])
     if sound is not None:
         num, last = num + len(sound), max(last, int(sound[-1]))

@@ -43,7 +43,6 @@ class BlockTable:
 
     @property
     def _num_entries(self) -> int:
-        """Number of entries, including entries before the window that the table does not have."""
         return self.first_entry + len(self._ids) // self.group.width
 
     def _num_slots(self) -> int:

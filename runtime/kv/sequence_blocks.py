@@ -23,9 +23,8 @@ _NEW_SHARE = 0.1  # weight of the last sequence that started in `hit_share`
 
 
 class _Refusal(NamedTuple):
-    """State of pool and prefix cache when sequence `number` did not fit. As long as it is unchanged, the sequence cannot fit:
-    free blocks can only have become fewer. A hit used by another sequence saves one allocation, but that block is no longer
-    free."""
+    """State of pool and prefix cache when sequence `number` did not fit. As long as it is unchanged, the sequence cannot fit: free
+    blocks can only have become fewer. A hit used by another sequence saves one allocation, but that block is no longer free."""
 
     number: int
     match: Match

@@ -1,1 +1,1 @@
-"""Models as descriptions: a family converts a config to a DecoderSpec, and one decoder computes any spec."""
+"""Models: a family converts a config to a DecoderSpec, and one decoder computes any DecoderSpec."""

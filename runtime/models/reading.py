@@ -197,7 +197,6 @@ class ParameterReader:
         return _BY_DEVICE[self._online](ops.StoredWeight.dense(weight, bias))
 
     def _parts(self, name: str, rows: list[StoredRows], bias: Tensor | None) -> ops.Stored:
-        """Return the weights of consecutive rows, each with its rows of the bias."""
         parts = [
             ops.StoredWeight.as_written(
                 part.format, {role: torch.from_numpy(each).to(self._device) for role, each in part.arrays.items()}

@@ -143,7 +143,6 @@ def _targets(spec: DecoderSpec, source: TensorSource, scheme: RoundingScheme) ->
 
 
 def _by_rows(load: ReadPlan) -> bool:
-    """Return whether the stored rows are the parameter's rows, in any order."""
     match load.transform:
         case InterleavedHalves(as_columns=as_columns):
             return not as_columns
@@ -194,12 +193,10 @@ def _alone(scheme: RoundingScheme, values: Tensor, dtype: torch.dtype) -> tuple[
 
 
 def _stored_bytes(source: TensorSource, name: str) -> int:
-    """Return the size of a tensor in its own plain type, or in 16 bits."""
     return (4 if source.types[name] == "F32" else 2) * prod(source.shapes[name])
 
 
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield the tokenizer's files and other text files of a model's folder."""
     for pattern in _BESIDE:
         for file in sorted(folder.glob(pattern)):
             if file.name not in ("config.json", "generation_config.json") and ".index." not in file.name:
@@ -210,7 +207,6 @@ def _calibrated(
     files: ModelFiles, spec: DecoderSpec, scheme: RoundingScheme, targets: Mapping[str, StoredMatrix],
     texts: Sequence[Sequence[int]], dtype: torch.dtype, report: Report, gram_bytes: int,
 ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
-    """Return codes and scales, by name, of the matrices that are calibrated on `texts`."""
     if not texts:
         return {}
     policy = WeightPolicy("float32")

@@ -133,7 +133,6 @@ def _suppress(logits: Tensor, ids: Tensor, where: Tensor) -> None:
 
 
 def _minus_infinity(where: Tensor, like: Tensor) -> Tensor:
-    """Return -inf where `where` [L] is true, else 0: [L, 1] of the dtype of `like`."""
     return like.new_zeros(len(where)).masked_fill(where, -torch.inf)[:, None]
 
 

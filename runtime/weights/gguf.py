@@ -167,8 +167,6 @@ def _read_header(path: Path, fd: int) -> tuple[dict[str, Any], dict[str, GgufTen
 
 
 class _Reader:
-    """Reader of the header, with a position that never passes the end."""
-
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data

@@ -129,7 +129,6 @@ def _as_matrix(name: str, tensor: GgufTensor) -> GgufTensor:
 
 
 def _latent_heads(tensors: dict[str, GgufTensor]) -> dict[str, _LatentHeads]:
-    """Remove decompression matrices from `tensors`, and return them by their common name."""
     found = {}
     for name in [name for name in tensors if name.endswith(_KEYS)]:
         together = name.removesuffix(_KEYS)
@@ -141,7 +140,6 @@ def _latent_heads(tensors: dict[str, GgufTensor]) -> dict[str, _LatentHeads]:
 
 
 def _reordered_heads(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, int]:
-    """Return the head size of each tensor whose rows llama.cpp has reordered."""
     architecture = architecture_of(metadata)
     if architecture is None or not architecture.reordered:
         return {}

@@ -300,7 +300,6 @@ class GGUFMetadata:
         }
 
     def _part(self, head_dim: int) -> dict[str, float]:
-        """Return the rotated share of a head's dims, if it is less than 1."""
         rotary_dim = self.optional("rope.dimension_count")
         if rotary_dim in (None, head_dim):
             return {}

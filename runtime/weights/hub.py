@@ -105,7 +105,6 @@ def verify(path: Path, report: Report, cancel: Event) -> None:
 
 @contextmanager
 def _errors_of(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Convert errors of a download to FetchError."""
     try:
         yield
     except (FetchCancelled, WeightsError):
@@ -118,7 +117,6 @@ def _errors_of(repo_id: str, revision: str | None) -> Iterator[None]:
 
 
 def _below(folder: Path, *, weights: bool) -> list[str]:
-    """Return the files needed in the folders of sentence-transformers' modules."""
     if not (folder / MODULES).exists():
         return []
     return [name for name in files_of_modules(folder) if weights or not name.endswith(".safetensors")]

@@ -75,7 +75,6 @@ def _of_hub(folder: Path) -> Iterator[KeptModel]:
 
 
 def _shards(snapshot: Path) -> set[str]:
-    """Return the names of the weight files that an index lists; empty without an index."""
     try:
         return {*json.loads((snapshot / "model.safetensors.index.json").read_bytes())["weight_map"].values()}
     except (OSError, ValueError, KeyError, AttributeError):
@@ -83,7 +82,6 @@ def _shards(snapshot: Path) -> set[str]:
 
 
 def _hub_ids() -> Iterator[tuple[str, str]]:
-    """Yield names of the catalogue with their hub ids."""
     for name, model in catalogue.catalogue().items():
         if model.hub is not None:
             yield name, model.hub

@@ -62,8 +62,6 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Quantised:
-    """A weight that is stored as several tensors of the file."""
-
     written: Written
     shape: Shape
     parts: Mapping[str, _Stored]  # by role
@@ -247,7 +245,6 @@ def _shards(index: Path) -> dict[Path, set[str] | None]:
 
 
 def _read_header(path: Path, fd: int, file: int) -> tuple[dict[str, _Stored], dict[str, str]]:
-    """Return the file's tensors and its metadata."""
     size = os.fstat(fd).st_size
     prefix = np.empty(min(8, size), np.uint8)
     read_exactly(fd, prefix, 0, path)

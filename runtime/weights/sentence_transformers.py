@@ -107,7 +107,6 @@ def max_seq_length(folder: Path) -> int | None:
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the folder and the class of each module, in order."""
     path = folder / MODULES
     modules = _json(path)
     if not isinstance(modules, list) or not modules or not all(isinstance(each, Mapping) for each in modules):

@@ -232,7 +232,6 @@ class TensorStream:
                 yield pool.submit(self._read_cut, shard, first + start, part)
 
     def _read_cut(self, shard: Shard, first: int, out: Array) -> None:
-        """Read whole rows into a buffer, and copy the shard's part of them into `out`."""
         buffer = np.empty((len(out), *shard.whole[1:]) if shard.index is None else (1, *shard.whole), out.dtype)
         self._checkpoint.read_rows(shard.name, first, buffer)
         taken = slice(None) if shard.taken is None else slice(*shard.taken)

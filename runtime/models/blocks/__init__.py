@@ -1,1 +1,1 @@
-"""The blocks a decoder is made of, one per file: built from a spec and its weights, then only called."""
+"""Blocks of a decoder, one kind per file. Each is built from its spec and weights, and then only called."""

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, with keys and values by head or as one latent."""
+"""Attention blocks over the paged KV cache, which contains keys and values of each head, or one latent vector per token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.models.spec.norm import LayerNorm, RMSNorm
 
 
 class AttentionBlock:
-    """Attention with grouped queries, and optional norms on q and k."""
+    """Grouped-query attention, with optional norms of q and k."""
 
     def __init__(
         self, attention: Attention, layer: str, hidden_size: int, weights: Weights, cos_sin: Tensor, cache_index: int
@@ -62,7 +62,7 @@ class AttentionBlock:
         )  # fmt: skip
 
     def forward(self, x: Tensor | ops.RoundedRows, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H]; the T tokens' keys and values are stored in their slots first."""
+        """Store keys and values of x [T, H] in the KV cache, and return the attention output [T, H]."""
         qkv, gate = step.linear(x, self.qkv), None
         if self._has_gate:
             size = self._query_size
@@ -92,13 +92,12 @@ class AttentionBlock:
 
 
 def _kernel_mask(mask: Mask) -> str:
-    """Return the name that `ops` has for the mask. The step says which prompt tokens all attend to each other
-    (`ForwardStep.blocks`)."""
+    """Return the mask's name in `ops`. PREFIX_FULL becomes causal, because the step lists the tokens that attend to each other."""
     return Mask.CAUSAL.value if mask is Mask.PREFIX_FULL else mask.value
 
 
 def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: int) -> Tensor | None:
-    """Return the bias [Hq, 2 * num_positions - 1] float32 by distance between key and query, or None."""
+    """Return the bias [Hq, 2 * num_positions - 1] float32 for each distance from query to key; None if the spec has none."""
     if bias is None:
         return None
     half = bias.num_buckets // 2
@@ -111,13 +110,14 @@ def _relative_bias(bias: RelativeBias | None, weights: Weights, num_positions: i
 
 
 def _query_factors(growth: AttentionTemperature, num_positions: int) -> Tensor:
-    """Return the factors of queries [num_positions, 1] float32. They may be applied before the rotation, which keeps lengths."""
+    """Return the factor of each position's query [num_positions, 1] float32. It may be applied before or after the rotary
+    embedding."""
     periods = (torch.arange(num_positions)[:, None] + growth.offset) // growth.period
     return 1 + growth.beta * torch.log1p(periods.float())
 
 
 class _HeadNorms:
-    """Norms of q and k that run before `ops.attend`, in place."""
+    """Norms of q and k as a separate operation before `ops.attend`, in place."""
 
     def __init__(self, attention: Attention, qk_norm: QKNorm, name: str, weights: Weights) -> None:
         self._sizes = [heads * attention.head_size for heads in (attention.num_heads, attention.num_kv_heads)]
@@ -126,7 +126,7 @@ class _HeadNorms:
         ]
 
     def apply(self, qkv: Tensor) -> None:
-        """qkv [T, *]: q, then k, then v."""
+        """Normalise q and k in place in qkv [T, *], whose columns are q, k and v in this order."""
         start = 0
         for size, norm in zip(self._sizes, self._norms, strict=True):
             part = qkv[:, start : start + size]
@@ -135,7 +135,7 @@ class _HeadNorms:
 
 
 def _over_heads(qk_norm: QKNorm, name: str, head_size: int, weights: Weights) -> Callable[[Tensor], Tensor]:
-    """Return a norm of [T, heads * head_size]."""
+    """Return a function that normalises q or k [T, heads * head_size]."""
     match qk_norm:
         case QKNorm(norm, NormScope.ALL_HEADS):
             return build_norm(norm, name, weights).forward
@@ -150,8 +150,8 @@ def _over_heads(qk_norm: QKNorm, name: str, head_size: int, weights: Weights) ->
 
 
 class LatentAttentionBlock:
-    """Latent attention in its absorbed form (DeepSeek-V2, 2024). Queries are projected into the space of the cached latents,
-    and a head's output is projected back, so keys and values of heads are never computed from the cache."""
+    """Latent attention in its absorbed form (DeepSeek-V2, 2024). Queries are projected to the space of the cached latents, and
+    outputs of heads are projected back. Keys and values of single heads are therefore never computed from the cache."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class LatentAttentionBlock:
         self._heads = ops.LatentHeads(attention.num_heads, attention.rank, attention.scale, cos_sin, kv_scale)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H]; the T tokens' latents are stored in their slots first."""
+        """Store latents of x [T, H] in the KV cache, and return the attention output [T, H]."""
         latent = step.linear(x, self._into_latent)
         latent[:, : self._rank] = self._norm.forward(latent[:, : self._rank])
         queries = self._make_queries(x, step)
@@ -191,8 +191,8 @@ class LatentAttentionBlock:
         return step.linear(ops.linear_by_head(mixed, self._to_values).reshape(len(x), -1), self._output)
 
     def _make_queries(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """Compute queries [T, heads, rank + rotary_dim] from [T, H]: a head's query times its part of the matrix that would
-        make the keys."""
+        """Return queries [T, heads, rank + rotary_dim] for x [T, H]. Each head's query is multiplied by the head's key
+        projection."""
         first, *second = self._queries
         x = step.linear(x, first)
         if self._query_norm is not None:

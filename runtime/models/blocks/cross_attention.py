@@ -1,4 +1,5 @@
-"""Cross-attention: a decoder's tokens over the outputs of an encoder, whose keys and values are cached once a sequence."""
+"""Cross-attention of decoder tokens to encoder outputs. Keys and values of the outputs are computed and cached once per
+sequence."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class CrossAttentionBlock:
         self._scale = attention.scale
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H]; keys and values of encoder outputs that the step brings are stored first."""
+        """Return the attention output [T, H] for x [T, H]. If the step contains new encoder outputs, first store their keys and
+        values."""
         (keys, values), _, meta = step.cache(self._cache_index)
         if step.cross is not None:
             self._store(step.cross, keys, values, meta)

@@ -1,4 +1,5 @@
-"""A layer that hands the output of a shared transformer to its mixer, and adds only the mixer's output (Zamba2)."""
+"""Hybrid layer: a mixer that reads the output of a shared transformer. Only the mixer's output is added to the residual
+(Zamba2)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from runtime.models.spec.layer import HybridLayer, SharedTransformer
 
 
 class AdaptedLinear(ops.LinearWeight):
-    """Linear layer with Zamba's own adapters: pairs of matrices, whose outputs side by side are as wide as that of `weight`."""
+    """Linear layer with Zamba's own adapters, pairs of low-rank matrices. Their concatenated outputs are as wide as that of
+    `weight`."""
 
     def __init__(self, weight: ops.LinearWeight, adapters: Sequence[tuple[ops.LinearWeight, ops.LinearWeight]]) -> None:
         self.out_features, self.in_features = weight.out_features, weight.in_features

@@ -1,7 +1,7 @@
-"""Layers: how mixer and MLP stand on the residual stream, one after the other or side by side.
+"""Layer blocks: mixer and MLP with their norms on the residual stream, in sequence or in parallel.
 
-What a layer adds is handed on unadded, so that the addition is one operation with the norm that follows, be it the next
-layer's: `delta`, None before the first layer, belongs to `residual`, which is updated in place."""
+A layer does not add its own output to the residual. It returns the output as `delta`, and the next layer adds `delta` to
+`residual` in one operation with its norm. `delta` is None before the first layer. `residual` is updated in place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from runtime.models.spec.norm import Norm
 
 class LayerBlock(Protocol):
     def forward(self, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
-        """delta and residual [T, H] -> what this layer adds to residual + delta, [T, H], a fresh tensor."""
+        """Add `delta` to `residual` [T, H] in place, and return the layer's output [T, H] as a new tensor. The caller adds the
+        output."""
         ...
 
 
@@ -71,8 +72,8 @@ class SequentialBlock:
 
 
 class PostNormBlock:
-    """Layer with norms after its sublayers, whose output is the norm's output. It passes all of its output on as the addend,
-    with a zero residual. If a model's first layer is of this type, all layers are."""
+    """Layer with norms after attention and MLP, whose output is the last norm's output. It returns all of its output as `delta`
+    and sets the residual to zero. If a model's first layer is of this type, all layers are."""
 
     def __init__(
         self, layer: PostNormLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
@@ -157,8 +158,8 @@ class FusedBlock:
 def build_layer(
     layer: AnyLayer, name: str, hidden_size: int, weights: Weights, tables: Tables, first_cache: int
 ) -> LayerBlock:
-    """Build a layer. `tables`: of all rotary embeddings. `first_cache`: index in a step of the cache of the layer's first
-    mixer; the others follow it."""
+    """Build a layer. `tables`: cos and sin of each rotary embedding. `first_cache`: index of the first mixer's KV cache in a
+    step; further mixers of the layer have the following indices."""
     match layer:
         case Layer():
             return SequentialBlock(layer, name, hidden_size, weights, tables, first_cache)

@@ -1,6 +1,6 @@
 """Layers with LoRA slots: add the output of each token's adapter to the output of the weight.
 
-Blocks multiply by a layer `of` the step's adapters. Without adapters it computes the weight's product only."""
+`of(adapters)` returns the layer for the adapters of a step. Without adapters it computes only the product with the weight."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LoraLinear(ops.LinearWeight):
         return gated
 
     def _plus(self, x: Tensor, adapters: ops.TokenAdapters, *, gated: bool) -> Tensor | None:
-        """Compute by a product that adds the adapters at its end; None if there is none."""
+        """Return the product of x with weight and adapters by a single kernel; None if no kernel supports it."""
         if not self._weight.takes_low_rank(len(x), gated=gated):
             return None
         low = self.slots.low_rank(x, adapters, gated=gated)
@@ -73,7 +73,7 @@ class LoraLinear(ops.LinearWeight):
         return self._weight.refill(stored)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the weight's own rows: adapters of a head do not change an embedding that it is tied to."""
+        """Return rows of the weight without adapters: adapters of the head do not change an embedding with the same weight."""
         return self._weight.rows(ids)
 
 
@@ -107,11 +107,11 @@ class LoraEmbedding(ops.LinearWeight):
 
 
 class LoraExperts(ops.ExpertWeights):
-    """Experts of a layer with LoRA slots, one set of slots for each half of each expert.
+    """Experts of a layer with LoRA slots, one set of slots for each matrix of each expert.
 
-    `slots`: by half and expert, each with the name that adapters use. On a device all slots are one allocation with equal
-    strides between experts. `changed`: number of slots whose adapters change a matrix, by the matrix's name; updated by the
-    caller."""
+    `slots`: by half ("gate_up" or "down") and expert number, with the name that adapters use. On a device all slots are one
+    allocation with equal strides between experts. `changed`: number of loaded adapters that change a matrix, by its name;
+    updated by the caller."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class LoraExperts(ops.ExpertWeights):
         return self._weights.mix(x, logits, routing, e_score_correction_bias, plus, self if is_changed else None)
 
     def shares(self, half: Half) -> ExpertShares:
-        """See `Beside`."""
+        """Return the adapters of a half's experts, see `Beside`."""
         assert self._adapters is not None
         (_, first), (_, second) = self._slots[half, 0], self._slots.get((half, 1), self._slots[half, 0])
         assert isinstance(first, ExpertSlots)
@@ -159,7 +159,7 @@ class LoraExperts(ops.ExpertWeights):
         return ExpertShares(self._adapters.slots, *first.slots, stride)
 
     def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
-        """See `Beside`."""
+        """Add the output of an expert's adapters to `out`, see `Beside`."""
         name, slots = self._slots[half, expert]
         if self._changed.get(name):
             assert self._adapters is not None

@@ -1,4 +1,4 @@
-"""Mixers: which block computes which description, and several of them side by side."""
+"""Mixers: attention and recurrent blocks, and layers that add the outputs of several."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ Tables = Mapping[Rope | None, Tensor]
 
 
 class MixerBlock(Protocol):
-    """Block in which tokens read earlier tokens. It has the index of its cache in a step."""
+    """Block in which tokens read earlier tokens, by attention or a recurrent state."""
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H], a fresh tensor."""
+        """Return the block's output [T, H] for x [T, H], as a new tensor."""
         ...
 
 
 class Mixers:
-    """All mixers of a layer; their outputs are added. `first_cache`: cache index of the first one in a step; the rest follow it."""
+    """All mixers of a layer, whose outputs are added. `first_cache`: index of the first mixer's KV cache in a step; further
+    mixers have the following indices."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class Mixers:
         ]
 
     def forward_normed(self, norm: NormBlock, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
-        """residual [T, H] += delta, where there is one -> `forward` of its norm. Attention by itself reads that by one linear
-        layer, for which the norm may round it."""
+        """Add `delta`, if any, to `residual` [T, H] in place, and return `forward` of its norm. If the only reader is one linear
+        layer, the norm may return quantised rows."""
         block, branch = self._branches[0]
         if len(self._branches) > 1 or branch.input_multiplier != 1.0 or not isinstance(block, AttentionBlock):
             return self.forward(norm.add(delta, residual), step)
@@ -58,7 +59,7 @@ class Mixers:
         return mixed
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H], a fresh tensor."""
+        """Return the sum of the mixers' outputs [T, H] for x [T, H], as a new tensor."""
         parts = []
         for block, branch in self._branches:
             given = x if branch.input_multiplier == 1.0 else x * branch.input_multiplier
@@ -75,7 +76,7 @@ class Mixers:
 def build_mixer(
     mixer: Mixer, layer: str, hidden_size: int, weights: Weights, tables: Tables, cache_index: int
 ) -> MixerBlock:
-    """Build a mixer. `cache_index`: index of its cache in a step."""
+    """Build a mixer. `cache_index`: index of the mixer's KV cache in a step."""
     match mixer:
         case LatentAttention():
             return LatentAttentionBlock(mixer, layer, hidden_size, weights, tables[mixer.rope], cache_index)

@@ -1,4 +1,4 @@
-"""The part of a layer that works on each token alone: MLPs of two matrices, of three with a gate, and mixtures of experts."""
+"""Blocks that process each token separately: MLPs of two matrices, gated MLPs of three, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runtime.models.spec.mlp import GatedMLP, MoE, PlainMLP, Router
 
 
 class MLPBlock:
-    """A block that works on each token alone."""
+    """Block that processes each token separately."""
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H], left as it is -> [T, H], a fresh tensor."""
+        """Return the block's output [T, H] for x [T, H], as a new tensor; x is unchanged."""
         raise NotImplementedError
 
     def forward_normed(self, norm: NormBlock, delta: Tensor | None, residual: Tensor, step: ForwardStep) -> Tensor:
-        """residual [T, H] += delta, if there is one -> `forward` of its norm."""
+        """Add `delta`, if any, to `residual` [T, H] in place, and return `forward` of its norm."""
         return self.forward(norm.add(delta, residual), step)
 
 
@@ -90,7 +90,6 @@ class MoEBlock(MLPBlock):
         return mixed if shared is None else mixed.add_(shared)
 
     def _count(self, counts: Tensor, logits: Tensor, step: ForwardStep) -> None:
-        """Count the experts of tokens that are stored: all but padding."""
         if isinstance(logits, Symbol):
             raise NotTraceable("counting tokens of experts")
         slots = next(each for each in step.slot_mapping if len(each) == len(logits))

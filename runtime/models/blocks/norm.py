@@ -1,4 +1,4 @@
-"""Norms over the hidden size, each with the addition to the residual stream that may come before it."""
+"""Norms over the hidden size, each with an optional addition to the residual stream before it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runtime.parallel.group import Peers
 
 class NormBlock(Protocol):
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., H] -> the same shape, a fresh tensor."""
+        """Return the norm of x [..., H] as a new tensor of the same shape."""
         ...
 
     def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
-        """residual [T, H] += x [T, H] in place, where there is an x -> the norm of residual [T, H]."""
+        """Add x [T, H], if any, to `residual` [T, H] in place, and return the norm of `residual` [T, H]."""
         ...
 
     def of_sum(self, x: Tensor, y: Tensor) -> Tensor:
@@ -27,13 +27,11 @@ class NormBlock(Protocol):
         ...
 
     def add_for(self, linear: ops.LinearWeight, x: Tensor | None, residual: Tensor) -> Tensor | ops.RoundedRows:
-        """Do as `add`, for use by that linear layer only."""
+        """Do as `add`, for an output that only `linear` reads. The output may be quantised rows."""
         ...
 
 
 class _ForAll:
-    """Norms that do not depend on the block that reads their output."""
-
     def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
         raise NotImplementedError
 
@@ -77,7 +75,7 @@ class LayerNormBlock(_ForAll):
 
 
 class NoNormBlock(_ForAll):
-    """Block that only adds: `forward` and `add` may return their arguments."""
+    """Block without a norm: `add` only adds. `forward` and `add` may return their arguments."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -92,7 +90,7 @@ class NoNormBlock(_ForAll):
 
 
 class SummedRMSNormBlock(RMSNormBlock):
-    """RMSNorm block of a shard. Its `add` first sums x over all ranks, in the same kernel."""
+    """RMSNorm of a sharded model. Its `add` first sums x over all ranks, in the same kernel."""
 
     def __init__(self, weight: Tensor, eps: float, peers: Peers) -> None:
         super().__init__(weight, eps)
@@ -109,7 +107,7 @@ class SummedRMSNormBlock(RMSNormBlock):
 
 
 class SummedNormBlock(_ForAll):
-    """Norm block of a shard that first sums x over all ranks, for norms other than RMSNorm."""
+    """Norm of a sharded model, other than RMSNorm. Its `add` first sums x over all ranks."""
 
     def __init__(self, norm: NormBlock, peers: Peers) -> None:
         self._norm, self._peers = norm, peers

@@ -1,7 +1,7 @@
-"""Parameters of a loaded decoder, by name: writing to a parameter changes what the decoder computes from then on.
+"""Parameters of a loaded decoder, by name. They can be replaced between steps.
 
-Values are changed in place, so captured graphs stay valid. Exception: a weight packed for a CPU gets a new address, and
-compiled layers that hold the old one are notified. Knows nothing of checkpoint files or loading rules."""
+Values are changed in place, so captured CUDA graphs stay valid. Exception: on a CPU, a packed weight gets a new address, and
+traced layers with the old address are discarded. This module is independent of checkpoint files and loading rules."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from runtime.weights.rules import WeightsError, shape_text
 
 class HoldsTraces(Protocol):
     def forget(self) -> None:
-        """Drop traced programs, which would keep the old weights in memory."""
+        """Drop traced programs, since they reference old weights."""
         ...
 
 
 class Parameters:
-    """Parameters of `spec.parameters()`, in the form in which `weights` stores them."""
+    """Parameters of a decoder, by the names in `spec.parameters()`, in the formats of `weights`."""
 
     def __init__(self, spec: DecoderSpec, weights: Weights) -> None:
         self.trace_holders: WeakSet[HoldsTraces] = WeakSet()
@@ -36,10 +36,10 @@ class Parameters:
         self._dtypes = {name: weights.tensors[name].dtype for name in self._recipes}
 
     def load(self, name: str, stored: ops.Stored) -> None:
-        """Replace a parameter's numbers. A matrix may bring its bias, or a bias come by itself, under its own name. No step may be
-        under way.
+        """Replace the values of parameter `name`. `stored`: a matrix, with or without its bias, or a bias alone. No step may be in
+        flight.
 
-        Raises WeightsError for a name that the model has not, another shape, or a format that is not kept there."""
+        Raises WeightsError if the model has no parameter `name`, or if shape or format differ."""
         if name not in self._shapes:
             raise WeightsError(f"the model has no parameter {name}")
         weight_name = name.removesuffix(".bias") + ".weight" if name.endswith(".bias") else name

@@ -1,4 +1,4 @@
-"""The pooler's two ends: an embedding of a pooled vector, and the classes of a head."""
+"""Pooler: computes an embedding or class scores from a pooled hidden state."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _DenseBlock:
 
 
 class PoolerBlock:
-    """Pooler of hidden states. `dtype`: torch's type of activations, in which `spec`'s matrices are requested."""
+    """Pooler of hidden states. `dtype`: dtype of activations, with which the matrices of `spec` are multiplied."""
 
     def __init__(self, spec: PoolerSpec, weights: Weights | None, dtype: torch.dtype) -> None:
-        """Build the pooler. `weights` is None if `spec` names none."""
+        """Build the pooler. `weights` is None if `spec` has no weights."""
         self._dtype = dtype
         self._activation = spec.activation
         self._dense, self._head = (
@@ -47,11 +47,11 @@ class PoolerBlock:
         )
 
     def embed(self, x: Tensor) -> Tensor:
-        """x [P, H] float32 -> [P, D] float32, not normalised yet."""
+        """Return embeddings [P, D] float32, not normalised, for pooled hidden states x [P, H] float32."""
         return self._run(self._dense, x)
 
     def classify(self, x: Tensor, *, activate: bool) -> Tensor:
-        """x [P, H] float32 -> [P, C] float32: what the head gives, or probabilities."""
+        """Return class scores [P, C] float32 for pooled hidden states x [P, H] float32; probabilities if `activate`."""
         scores = self._run(self._head, x)
         if activate and self._activation == "softmax":
             return scores.softmax(dim=1)

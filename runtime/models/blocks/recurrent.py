@@ -1,4 +1,4 @@
-"""Mixers that keep a state of one size, however long a sequence is."""
+"""Recurrent mixers, which keep a state of fixed size for each sequence."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from runtime.models.spec.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortCon
 
 
 class Convolution:
-    """The short convolution that recurrent mixers begin with: each channel by itself, over the last few tokens.
+    """Short causal convolution at the start of recurrent mixers. Each channel is convolved separately over the last few tokens.
 
-    `name`: of a Conv1d in the weights. `silu`: whether the output goes through SiLU."""
+    `name`: name of the convolution's weights. `silu`: apply SiLU to the output."""
 
     def __init__(self, name: str, weights: Weights, *, silu: bool) -> None:
         # from [channels, 1, conv_kernel]
@@ -26,12 +26,12 @@ class Convolution:
         self._silu = silu
 
     def forward(self, x: Tensor, states: Tensor, state_indices: Tensor, attn_metadata: ops.AttentionMeta) -> Tensor:
-        """x [T, channels], whose rows may be strided -> [T, channels], contiguous."""
+        """Return the convolution [T, channels], contiguous, of x [T, channels]. Rows of x may be strided."""
         return ops.causal_conv(x, self._weight, self._bias, self._silu, states, state_indices, attn_metadata)
 
 
 class ShortConvBlock:
-    """LFM2's short convolution between two gates. Its state is the last few inputs."""
+    """LFM2's short convolution between two gates. Its state is the last inputs of the convolution."""
 
     def __init__(self, conv: ShortConv, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
         self._cache_index = cache_index
@@ -40,14 +40,14 @@ class ShortConvBlock:
         self._conv = Convolution(f"{layer}.conv.conv", weights, silu=False)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution."""
+        """Return the block's output [T, H] for x [T, H], and update the convolution's state in the cache."""
         (inputs,), state_indices, attn_metadata = step.cache(self._cache_index)
         b, c, x = step.linear(x, self._into).chunk(3, dim=1)
         return step.linear(c * self._conv.forward(b * x, inputs, state_indices, attn_metadata), self._output)
 
 
 class MambaBlock:
-    """Mamba's mixer: a convolution, a selective scan of channels, a gate."""
+    """Mamba mixer: a convolution, a selective scan of each channel, and a gate."""
 
     def __init__(self, mamba: Mamba, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
         self._cache_index = cache_index
@@ -61,7 +61,7 @@ class MambaBlock:
         self._norms = [] if mamba.norm is None else _norms(mamba, mamba.norm, name, weights)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the scan."""
+        """Return the block's output [T, H] for x [T, H], and update the states of convolution and scan in the cache."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         x, gate = step.linear(x, self._into).chunk(2, dim=1)
         x = self._conv.forward(x, inputs, state_indices, attn_metadata)
@@ -76,7 +76,6 @@ class MambaBlock:
 
 
 def _norms(mamba: Mamba, norm: RMSNorm, name: str, weights: Weights) -> list[NormBlock]:
-    """The norms of what dt is made of, of B and of C."""
     if mamba.norm_weights:
         return [build_norm(norm, f"{name}.{each}_layernorm", weights) for each in ("dt", "b", "c")]
     like = weights.tensors[f"{name}.conv1d.weight"]
@@ -84,7 +83,7 @@ def _norms(mamba: Mamba, norm: RMSNorm, name: str, weights: Weights) -> list[Nor
 
 
 class Mamba2Block:
-    """Mamba-2's mixer: a convolution, a state space scan of heads, a norm with a gate."""
+    """Mamba-2 mixer: a convolution, a state space scan of each head, and a gated norm."""
 
     def __init__(self, mamba: Mamba2, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
         self._cache_index = cache_index
@@ -106,7 +105,7 @@ class Mamba2Block:
             self._multipliers = each.to(d.device)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the scan."""
+        """Return the block's output [T, H] for x [T, H], and update the states of convolution and scan in the cache."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         into = step.linear(x, self._into)
         if self._multipliers is not None:
@@ -125,7 +124,7 @@ class Mamba2Block:
 
 
 class GatedDeltaNetBlock:
-    """Gated DeltaNet's mixer: a convolution, the gated delta rule of heads, a norm of each head and a gate."""
+    """Gated DeltaNet mixer: a convolution, the gated delta rule of each head, a norm of each head, and a gate."""
 
     def __init__(self, net: GatedDeltaNet, layer: str, hidden_size: int, weights: Weights, cache_index: int) -> None:
         self._cache_index = cache_index
@@ -142,7 +141,7 @@ class GatedDeltaNetBlock:
         self._eps, self._value_size = net.norm.eps, net.value_size
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """x [T, H] -> [T, H]; the cache holds the last inputs of the convolution, states of the heads."""
+        """Return the block's output [T, H] for x [T, H], and update the states of convolution and heads in the cache."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         qkv, gate = step.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
         qkv = self._conv.forward(qkv, inputs, state_indices, attn_metadata)

@@ -1,7 +1,7 @@
-"""Rotary tables: cosines and sines of every position, computed once in float32 as transformers computes them.
+"""Rotary tables: cosines and sines of all positions, computed once in float32 by the formulas of transformers.
 
-RoFormer (Su et al. 2021); linear scaling (kaiokendev 2023, Chen et al. 2023); YaRN (Peng et al. 2023); Llama 3.1's
-(Meta 2024); LongRoPE (Ding et al. 2024). What rotates the vectors is `ops.rope`."""
+RoFormer (Su et al. 2021); linear scaling (kaiokendev 2023, Chen et al. 2023); YaRN (Peng et al. 2023); Llama 3.1 (Meta 2024);
+LongRoPE (Ding et al. 2024). `ops.rope` applies the tables to q and k."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from runtime.models.spec.rope import (
 
 
 def cos_sin_table(rope: Rope | None, num_positions: int) -> Tensor:
-    """Return [num_positions, dim] float32: dim / 2 cosines, then as many sines. No rotation gives dim 0."""
+    """Return a table [num_positions, dim] float32: dim / 2 cosines, then dim / 2 sines. If `rope` is None, dim is 0."""
     if rope is None:
         return torch.empty((num_positions, 0), dtype=torch.float32)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, num_positions)
@@ -39,7 +39,8 @@ def cos_sin_table(rope: Rope | None, num_positions: int) -> Tensor:
 
 
 class RopeAxes:
-    """A rotary embedding of three axes. `cos_sin`: its table, as if there were one; `axes` [pairs]: which turns each pair."""
+    """Rotary embedding with three positions per token (M-RoPE). `cos_sin`: table of one position; `axes`: for each pair of dims,
+    the index of the position that rotates it."""
 
     def __init__(self, cos_sin: Tensor, axes: tuple[int, ...]) -> None:
         self._cos_sin = cos_sin
@@ -48,7 +49,8 @@ class RopeAxes:
 
     @classmethod
     def of(cls, tables: Mapping[Rope | None, Tensor]) -> RopeAxes | None:
-        """Return the axes of a model's tables, or None if it has no such embedding. A model with one has no other."""
+        """Return the M-RoPE embedding among a model's `tables`; None if there is none. A model with M-RoPE has no other rotary
+        embedding."""
         found = [(rope, table) for rope, table in tables.items() if rope is not None and rope.axes]
         if not found:
             return None
@@ -56,14 +58,14 @@ class RopeAxes:
         return cls(table, rope.axes)
 
     def rotated(self, step: ForwardStep) -> ForwardStep:
-        """Return `step` with a table of its own: a row of cosines and sines for each token."""
+        """Return `step` with `rope_table` set: one row of cosines and sines for each token."""
         assert step.rope_positions is not None
         positions = step.rope_positions[self._axes].T  # [T, dim]
         return replace(step, rope_table=self._cos_sin[positions, self._columns].contiguous())
 
 
 def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
-    """Radians per position of each pair of dims, [dim / 2] float32, in contexts of up to `num_positions`."""
+    """Return the rotation of each pair of dims in radians per position [dim / 2] float32. `num_positions`: the longest context."""
     wavelengths = rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     match rope.scaling:
         case None:
@@ -86,7 +88,7 @@ def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Divide slow frequencies by the factor, keep fast ones, and blend between."""
+    """Divide low frequencies by the scaling factor, keep high frequencies, and interpolate between them."""
     rotations = scaling.original_max_positions / (2 * math.pi / frequencies)  # within the context trained on
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     fast = (rotations - low) / (high - low)
@@ -96,7 +98,7 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(wavelengths: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
-    """Like `_llama3`, but blended linearly over the dims between two numbers of rotations."""
+    """Do as `_llama3`, but interpolate linearly over the dims between `beta_fast` and `beta_slow` rotations."""
     low, high = (_dim_of_rotations(rotations, rope, scaling) for rotations in (scaling.beta_fast, scaling.beta_slow))
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)

@@ -1,4 +1,4 @@
-"""Sharded weights: each rank multiplies by its part, and the outputs of all ranks are combined."""
+"""Tensor parallel weights: each rank multiplies by its part of a weight, and an all-reduce or all-gather combines the outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from runtime.parallel.group import Peers
 
 
 def put_together(spec: DecoderSpec, weights: Weights, peers: Peers) -> Weights:
-    """Return a shard's weights with collectives added, so that blocks compute the whole model's results."""
+    """Return a shard's `weights` wrapped so that each combines its outputs over all ranks. Blocks then compute the whole model's
+    results."""
     tensors, linears = dict(weights.tensors), dict(weights.linears)
     deferred = deferred_sums(spec)
     for name in reduced_linears(spec):
@@ -57,10 +58,10 @@ class _Part(ops.LinearWeight):
 
 
 class SummedLinear(_Part):
-    """Linear layer cut by columns: each rank computes a part of a sum. The bias is the first rank's."""
+    """Linear layer whose columns are split over ranks. The outputs of all ranks are summed. Only the first rank adds the bias."""
 
     def matmul(self, x: Tensor) -> Tensor:
-        """x [T, in_features], the rank's own columns -> [T, out_features]."""
+        """Return the sum over ranks [T, out_features]. x [T, in_features] contains the columns of this rank."""
         return self._peers.sum(self._own(x))
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -68,10 +69,10 @@ class SummedLinear(_Part):
 
 
 class SharedRows(_Part):
-    """The rows of a vocabulary: of the embedding, of the head, or of both."""
+    """Embedding or head whose rows, one per token id, are split over ranks."""
 
     def matmul(self, x: Tensor) -> Tensor:
-        """x [T, in_features] -> [T, ranks * out_features]."""
+        """Return the logits of all ranks [T, ranks * out_features], concatenated, for x [T, in_features]."""
         return self._peers.concat(self._own(x))
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -82,7 +83,8 @@ class SharedRows(_Part):
 
 
 class SummedExperts(ops.ExpertWeights):
-    """Experts cut by inner columns. What is added to their output is a part of the sum, too."""
+    """Experts whose inner columns are split over ranks. Outputs are summed over ranks, together with everything added to them
+    before."""
 
     def __init__(self, part: ops.ExpertWeights, peers: Peers) -> None:
         self.shape = part.shape

@@ -1,6 +1,6 @@
-"""Stack of consecutive layers; on the CPU, once their caches are bound, computed in as few native calls as possible.
+"""Stack of consecutive layers. On a CPU, layers that can be traced are computed in as few native calls as possible.
 
-Consecutive layers whose ops can all be traced become one call. Other layers run normally between such calls."""
+Consecutive layers whose ops can all be traced become one native call. Other layers run normally between such calls."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ Part = LayerBlock | ops.CompiledStack  # a layer, or neighbouring ones compiled
 
 
 class StackOutput(NamedTuple):
-    """x [T, H]: the last layer's addend, if any. aux: the residual stream [T, H] at the input of each requested layer."""
+    """Output of a stack. `x` [T, H]: output of the last layer, not yet added to the residual; None if it is added. `aux`:
+    residual stream [T, H] at the input of each layer in `aux_layers`."""
 
     x: Tensor | None
     aux: tuple[Tensor, ...] = ()
 
 
 class LayerStack:
-    """Layers in order. `keeps_embedding`: some layer needs the initial residual stream. `aux_layers`: layers whose inputs
-    are returned. `parts`: the layers as they run, each with the index of its first one; None: each by itself. `continues`:
-    the first layer follows layers of another stage."""
+    """Layers in order. `keeps_embedding`: some layer reads the initial residual stream. `aux_layers`: indices of layers whose
+    inputs are also returned. `parts`: traced or single layers to run, each with the index of its first layer; None: every layer
+    separately. `continues`: the layers follow those of another pipeline stage."""
 
     def __init__(
         self, layers: Sequence[LayerBlock], *, keeps_embedding: bool, aux_layers: Sequence[int] = (),
@@ -45,7 +46,8 @@ class LayerStack:
         self._continues = continues
 
     def forward(self, residual: Tensor, step: ForwardStep, x: Tensor | None = None) -> StackOutput:
-        """residual [T, H], changed in place. x [T, H]: what a layer before these adds, if it is one that `continues`."""
+        """Compute all layers. `residual` [T, H] is changed in place. x [T, H]: output of the previous pipeline stage's last
+        layer, which is still to be added to `residual`; None if there is no previous stage."""
         aux = []
         parts = self._parts if step.is_plain else list(enumerate(self._layers))  # what is compiled knows no more
         deep = () if step.deepstack is None else step.deepstack.features
@@ -65,7 +67,7 @@ class LayerStack:
         return StackOutput(x, tuple(aux))
 
     def traced(self, kv_caches: Sequence[LayerKV], hidden_size: int) -> LayerStack:
-        """Return this stack bound to `kv_caches`, with consecutive traceable layers joined into one traced part."""
+        """Return this stack bound to `kv_caches`, with consecutive traceable layers merged into one traced part."""
         parts: list[tuple[int, Part]] = []
         tracer: ops.Tracer | None = None
         first = 0  # of those in `tracer`
@@ -98,7 +100,7 @@ def _sum(x: Tensor | None, residual: Tensor) -> Tensor:
 
 
 class TracedStack:
-    """Traced stack for these caches, traced again after weights have moved."""
+    """Layer stack that is traced for its KV caches at first use, and again after weights have moved."""
 
     def __init__(
         self, stack: LayerStack, kv_caches: Sequence[LayerKV], hidden_size: int, parameters: Parameters
@@ -111,7 +113,7 @@ class TracedStack:
         self._traced = None
 
     def forward(self, residual: Tensor, step: ForwardStep, x: Tensor | None = None) -> StackOutput:
-        """See `LayerStack`."""
+        """Compute all layers, see `LayerStack.forward`."""
         if self._traced is None:
             self._traced = self._stack.traced(self._kv_caches, self._hidden_size)
         return self._traced.forward(residual, step, x)

@@ -1,4 +1,4 @@
-"""The two ends of a model: ids to vectors, and vectors to logits. A tied embedding is one matrix in memory."""
+"""Vocabulary block: maps token ids to embeddings, and hidden states to logits. A tied embedding is stored once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class VocabularyBlock:
         self._scale, self._softcap = spec.logit_scale, spec.logit_softcap
 
     def lend(self, weights: Weights, *, table: bool, head: str | None) -> Weights:
-        """Return another model's `weights` with this one's embedding and head, unless it has its own."""
+        """Return a copy of `weights`, a draft head's weights, to which this model's matrices are added: the embedding if
+        `table`, and the output head under the name `head` if that is not None."""
         linears, tensors, own = dict(weights.linears), dict(weights.tensors), self._table
         if table and isinstance(own, Tensor):
             tensors[f"{EMBEDDING}.weight"] = own
@@ -46,7 +47,8 @@ class VocabularyBlock:
         return weights._replace(linears=linears, tensors=tensors)
 
     def embed(self, ids: Tensor, adapters: ops.TokenAdapters | None = None) -> Tensor:
-        """ids [T] int64 -> [T, H], a fresh tensor; learned positions are still to be added. `adapters`: of the tokens."""
+        """Return embeddings [T, H] of ids [T] int64 as a new tensor, without learned positions. `adapters`: LoRA adapters of the
+        tokens."""
         assert self._table is not None, "the first of several stages embeds"
         x = ops.embedding(ids, self._table if isinstance(self._table, Tensor) else self._table.of(adapters))
         if self._multiplier != 1.0:
@@ -54,10 +56,8 @@ class VocabularyBlock:
         return x if self._project_in is None else ops.linear(x, self._project_in.of(adapters))
 
     def add_positions(self, x: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """Add learned vectors of positions and token_types to x [T, H] in place, if the model has any, and return x, or its
-        norm.
-
-        token_types [T] int64, None for all 0."""
+        """Add learned vectors of positions and token types to x [T, H] in place, if the model has them. Return x, or its norm if
+        the model has an embedding norm. token_types [T] int64: None means 0 for all tokens."""
         if self._token_types is not None:
             x += self._token_types[0] if token_types is None else ops.embedding(token_types, self._token_types)
         if self._positions is not None:
@@ -65,13 +65,14 @@ class VocabularyBlock:
         return x if self._embedding_norm is None else self._embedding_norm.forward(x)
 
     def final_hidden(self, x: Tensor | None, residual: Tensor) -> Tensor:
-        """Return the final norm's output [S, H] for the last layer's output x [S, H] and the residual, which is overwritten."""
+        """Return the final norm [S, H] of the sum of `residual` and x [S, H], the last layer's output. `residual` is
+        overwritten."""
         assert self._norm is not None, "the last of several stages ends in it"
         return self._norm.add(x, residual)
 
     def logits(self, hidden: Tensor, adapters: ops.TokenAdapters | None = None) -> Tensor:
-        """Return logits [S, V] of `final_hidden` [S, H], in the model's dtype; zeros for a model without a head. `adapters`:
-        of the S tokens."""
+        """Return logits [S, V] of `hidden` [S, H], in the model's dtype; zeros for a model without an output head. `adapters`:
+        LoRA adapters of the S tokens."""
         if self._head is None:
             return torch.zeros((len(hidden), self._num_logits), dtype=self._dtype, device=hidden.device)
         if self._project_out is not None:

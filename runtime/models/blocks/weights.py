@@ -1,7 +1,7 @@
-"""Weights: source of the tensors with which blocks are built, by their names in the spec.
+"""Weights: tensors from which blocks are built, by their names in the spec.
 
-A block that derives a tensor from a parameter (`derive`) registers a recipe. So the parameter can be loaded again
-(parameters.py) after the original was freed."""
+A block that derives a tensor from a parameter (`derive`) registers a function that updates the tensor. The parameter can then be
+replaced (parameters.py), although the original is freed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from runtime.parallel.group import Peers
 
 
 class Weights(NamedTuple):
-    """Weights of a model. `linears`: prepared matrices by the names of `spec.linears()`. `experts`: by those of
-    `spec.experts()`. `tensors`: everything else, by parameter. `recipes`: by parameter, how to update what was derived from
-    it. `kv_scales`: by layer, factors of an fp8 KV cache's keys and values, if the checkpoint has them. `sums`: by the names
-    of norms that receive parts of a sum, the ranks that share it. `counts`: by the names of `spec.experts()`, number of
-    tokens of each expert [E] int64, if counted."""
+    """Weights of a model.
+
+    - `linears`: prepared matrices, by the names of `spec.linears()`
+    - `experts`: expert matrices, by the names of `spec.experts()`
+    - `tensors`: all other parameters, by name
+    - `recipes`: by parameter name, functions that update the tensors derived from it
+    - `kv_scales`: by layer, scales of an fp8 KV cache's keys and values, if the checkpoint has them
+    - `sums`: by the name of a norm that sums its input over ranks first, the ranks
+    - `counts`: by the names of `spec.experts()`, number of tokens of each expert [E] int64, if counted"""
 
     linears: Mapping[str, ops.LinearWeight]
     tensors: Mapping[str, Tensor]
@@ -37,7 +41,7 @@ class Weights(NamedTuple):
         return sum(each.nbytes for kind in kinds for each in kind.values())
 
     def derive(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return `make` of parameter `name`. It is updated in place when the parameter is loaded again."""
+        """Return `make(parameter)` for the parameter `name`. The result is updated in place when the parameter is replaced."""
         made = make(self.tensors[name])
 
         def write(values: Tensor) -> None:
@@ -47,14 +51,15 @@ class Weights(NamedTuple):
         return made
 
     def derive_heads(self, name: str, make: Callable[[Tensor], Tensor]) -> ops.HeadsWeight:
-        """Return `make` of parameter `name`, prepared as matrices of heads and refilled when it is loaded again."""
+        """Return `make(parameter)` for the parameter `name`, prepared as one matrix per head. It is updated when the parameter
+        is replaced."""
         heads = ops.prepare_heads(make(self.tensors[name]))
         self.recipes.setdefault(name, []).append(lambda values: heads.refill(make(values)))
         return heads
 
 
 class ExpertHalf(NamedTuple):
-    """The place where a matrix of one expert belongs."""
+    """Place of a checkpoint's matrix in the experts named `experts`: which half of the expert with number `number`."""
 
     experts: str
     half: Literal["gate_up", "down"]
@@ -62,7 +67,7 @@ class ExpertHalf(NamedTuple):
 
 
 def expert_halves(spec: DecoderSpec) -> dict[str, ExpertHalf]:
-    """Halves of expert weights by the names of the parameters."""
+    """Return the `ExpertHalf` of every expert matrix, by parameter name."""
     found = {}
     for experts in spec.experts():
         for number in range(experts.num_experts):

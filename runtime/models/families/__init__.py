@@ -1,1 +1,1 @@
-"""Families: each file converts a Hugging Face config to the description of its models."""
+"""Model families: each file converts a Hugging Face config.json to a spec."""

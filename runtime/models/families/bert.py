@@ -1,5 +1,5 @@
-"""BERT (Devlin et al. 2018), RoBERTa (Liu et al. 2019) and models of the same structure: norms after each block, learned
-positions, token types. RoBERTa's positions start after the padding position."""
+"""BERT (Devlin et al. 2018), RoBERTa (Liu et al. 2019) and similar models: norms after each block, learned positions, token
+types. RoBERTa's first position is the one after the padding position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BLOOM: linear biases instead of positions, a norm after the embedding, and q, k and v in one stored matrix, by head."""
+"""BLOOM: ALiBi instead of positions, a norm after the embedding, and q, k and v in one stored matrix, interleaved by head."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Command R and R7B: attention and MLP in parallel after one layer norm without bias, and scaled logits. In the second
-generation only windowed layers have a rotary embedding."""
+"""Command R and Command R7B: attention and MLP in parallel after one layer norm without bias, and scaled logits. In Command R7B
+only layers with a window have a rotary embedding."""
 
 from __future__ import annotations
 

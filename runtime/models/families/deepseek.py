@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention, first dense layers, then small experts selected by groups, with shared experts."""
+"""DeepSeek-V2 and V3: latent attention; an MLP in the first layers, then many small experts with shared experts."""
 
 from __future__ import annotations
 

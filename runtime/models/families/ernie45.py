@@ -1,4 +1,5 @@
-"""ERNIE 4.5: Llama that rotates adjacent pairs of dims; dense, or with experts and shared experts in a range of layers."""
+"""ERNIE 4.5: Llama whose rotary embedding rotates adjacent dims. Some models have experts and shared experts in a range of
+layers."""
 
 from __future__ import annotations
 

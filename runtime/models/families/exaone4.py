@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after each block and on each head's q and k. If some layers have windows, the others have no RoPE."""
+"""EXAONE 4: norms after each block and of each head's q and k. In models with windows, layers without a window have no RoPE."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Falcon: attention and MLP in parallel, after one layer norm or one each; q, k and v in one stored matrix, by KV head. The
-RW models have linear biases instead of a rotary embedding."""
+"""Falcon: attention and MLP in parallel, after a common layer norm or one each; q, k and v in one stored matrix, by KV head. The
+Falcon RW models have ALiBi instead of a rotary embedding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def falcon(config: HfConfig) -> DecoderSpec:
 
 
 def _slopes(num_heads: int, head_size: int) -> tuple[float, ...]:
-    """Return ALiBi slopes, rounded to bfloat16 and scaled like scores: Falcon scales scores after adding the biases."""
+    """Return the ALiBi slopes, rounded to bfloat16 and multiplied by the score scale, because Falcon scales scores after adding
+    ALiBi."""
     return tuple(rounded_to_bfloat16(slope) * head_size**-0.5 for slope in slopes(num_heads))
 
 

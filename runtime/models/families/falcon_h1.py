@@ -1,4 +1,4 @@
-"""Falcon-H1: each layer has attention and a Mamba-2 mixer in parallel, then an MLP; most matrices have a multiplier (muP)."""
+"""Falcon-H1: attention and a Mamba-2 mixer in parallel in each layer, then an MLP. Most matrices have a multiplier (muP)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Gemma 1, 2 and 3: scaled embeddings, norms that multiply by one plus their weight, tanh-approximated GELU.
+"""Gemma 1, 2 and 3: scaled embeddings, norms that multiply by (1 + weight), and GELU with tanh approximation.
 
-Gemma 2 has norms before and after each block, alternating windows, and soft caps on scores and logits. Gemma 3 has norms on
-q and k instead of soft caps, and a separate rotary embedding in windowed layers."""
+Gemma 2 has norms before and after each block, a window in every other layer, and soft caps on scores and logits. Gemma 3 has
+norms of q and k instead of soft caps, and another rotary embedding in layers with a window."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""GLM-4: Llama with half of each head rotated, in adjacent pairs; from version 0414 on with norms after each block too.
+"""GLM-4: Llama that rotates half of each head's dims, in adjacent pairs. Version 0414 also has norms after each block.
 
-GLM-4.5 and 4.6: Llama with half of each head rotated; first dense layers, then experts with a shared expert."""
+GLM-4.5 and 4.6: Llama that rotates half of each head's dims, with experts and a shared expert after the first layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""GLM-4.1V and GLM-4.6V Flash: images and videos of any size on a grid of patches, and GLM-4 with a rotary embedding of
-three axes."""
+"""GLM-4.1V and GLM-4.6V Flash: a vision encoder for images and videos of any size, and GLM-4 with M-RoPE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms, biases, an MLP of two matrices; its checkpoints store all matrices transposed."""
+"""GPT-2: learned positions, layer norms, biases, and an MLP of two matrices. Its checkpoints store all matrices transposed."""
 
 from __future__ import annotations
 

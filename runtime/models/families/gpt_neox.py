@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP in parallel, each after a layer norm; heads are partly rotated."""
+"""GPT-NeoX and Pythia: attention and MLP in parallel, each after its layer norm; partial rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""GPT-OSS: attention with sinks, with a window in every other layer, and experts with biases and clamped gates.
+"""GPT-OSS: attention with sinks, a window in every other layer, and experts with biases and clamped gates.
 
-Its checkpoints interleave gates and ups: as columns, or as rows if the experts are in MXFP4. Loading separates them."""
+Its checkpoints interleave gate and up projections: as columns, or as rows if the experts are in MXFP4. Loading separates them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""GPT-J: attention and MLP in parallel after one layer norm; heads rotate adjacent pairs of their first dims."""
+"""GPT-J: attention and MLP in parallel after one layer norm; a rotary embedding of the first dims of each head, in adjacent
+pairs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Granite 3 and 4: Llama with multipliers on embedding, scores, residuals and logits.
 
-Granite 3 MoE has experts in every layer, and an MLP in parallel in some models. Granite 4 has Mamba-2 mixers in most layers,
-a shared MLP, and experts in some models. Its attention uses no positions unless the config sets them."""
+Granite 3 MoE has experts in every layer. Some of its models have an MLP in parallel. Granite 4 has Mamba-2 mixers in most layers
+and a shared MLP; some of its models have experts. Its attention has no positions unless the config sets them."""
 
 from __future__ import annotations
 

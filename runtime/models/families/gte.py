@@ -1,5 +1,5 @@
-"""GTE (Zhang et al. 2024, mGTE) and Snowflake's Arctic-embed 2.0, with the same structure: BERT with rotary positions and a
-gated MLP whose last matrix has a bias. The authors' own code calls the classes "New…"."""
+"""GTE (Zhang et al. 2024, mGTE) and Snowflake's Arctic-embed 2.0: BERT with rotary positions and a gated MLP whose down
+projection has a bias. The authors' own code calls the classes "New…"."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _gte(config: HfConfig, architecture: str, kind: Kind, prefix: str) -> Decode
 
 
 def _rope(config: HfConfig, head_size: int) -> Rope:
-    """Return the rotary embedding; NTK scaling is a fixed larger base and lower frequencies."""
+    """Return the rotary embedding. NTK scaling is converted to a larger base and a factor that divides all frequencies."""
     scaling = config.section("rope_scaling")
     if scaling.get("type") != "ntk":
         return rope(config, head_size)

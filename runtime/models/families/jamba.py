@@ -1,4 +1,4 @@
-"""Jamba: mostly Mamba layers; some layers have attention without positions, and some have experts."""
+"""Jamba: Mamba layers, with attention without positions in some layers, and experts in some."""
 
 from __future__ import annotations
 

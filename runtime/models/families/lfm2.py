@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, Qwen3's attention in the others; some models have experts after the first
+"""LFM2: gated short convolutions in most layers, Qwen3's attention in the others. Some models have experts after the first
 layers."""
 
 from __future__ import annotations

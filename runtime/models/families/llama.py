@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, and other models of the architecture LlamaForCausalLM."""
+"""Llama 2 and 3, SmolLM2, and other models whose architecture is LlamaForCausalLM."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Llama 4: routed experts with a shared expert in every layer or every other, and layers without rotary embedding between those
-with it.
+"""Llama 4: routed experts with a shared expert in every layer or every other layer. Some layers have no rotary embedding.
 
-Layers with rotary embedding attend within chunks of 8,192 tokens."""
+Layers with a rotary embedding attend within chunks of 8,192 tokens."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def llama4_text(config: HfConfig) -> DecoderSpec:
 
 
 def _chunk(config: HfConfig, max_model_len: int) -> int | None:
-    """Return the number of tokens of an attention chunk, or None if one chunk holds the longest context."""
+    """Return the size of an attention chunk in tokens; None if the longest context fits in one chunk."""
     if config.get("attention_chunk_size") is None or (size := config.count("attention_chunk_size")) >= max_model_len:
         return None
     if size % BLOCK_SIZE:
@@ -82,7 +81,6 @@ def _rules(heads: Attention) -> tuple[Rule, ...]:
 
 
 def _rotated(config: HfConfig) -> list[bool]:
-    """Return for each layer whether it has a rotary embedding."""
     count, listed = (
         num_layers(config),
         config.get("no_rope_layers"),
@@ -96,7 +94,6 @@ def _rotated(config: HfConfig) -> list[bool]:
 
 
 def _sparse(config: HfConfig) -> frozenset[int]:
-    """Return the indices of layers with experts."""
     listed, step = config.get("moe_layers"), config.count("interleave_moe_layer_step", 1)
     if listed is None:
         return frozenset(range(step - 1, num_layers(config), step))

@@ -1,6 +1,6 @@
-"""Vision encoders and projectors for decoders of any family.
+"""Vision models that consist of an encoder, a projector and a decoder of any family.
 
-LLaVA 1.5, LLaVA-NeXT, VipLLaVA and LLaVA-OneVision; InternVL 2.5 to 3.5, as transformers has them; Idefics 3 and SmolVLM."""
+LLaVA 1.5, LLaVA-NeXT, VipLLaVA, LLaVA-OneVision, InternVL 2.5 to 3.5 in transformers' format, Idefics 3 and SmolVLM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS: dict[str, Family] = {
 
 
 def _seeing(architecture: str, text: str = "llama", *modalities: str) -> Family:
-    """Return the family of `architecture`. Its text model has the model_type `text` unless the config names another."""
+    """Return the function that reads a config of `architecture`. `text`: default model_type of its text model."""
 
     def family(config: HfConfig) -> DecoderSpec:
         return seeing(text_of_any(config, TEXTS, architecture, text), config, *modalities)

@@ -1,6 +1,6 @@
 """Mamba, Falcon Mamba, Mamba 2 and Codestral Mamba: state space layers only, without positions.
 
-Residuals have the model's dtype, although a config may ask for float32 (`residual_in_fp32`): in float32 both are the same."""
+Residuals have the model's dtype. The config option `residual_in_fp32` is ignored; for models in float32 it has no effect."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Mistral: Llama without biases; the first generation has a sliding window. Ministral: a window in some layers.
+"""Mistral: Llama without biases. The first Mistral has a sliding window in all layers, Ministral in some layers.
 
-Ministral 3: queries are scaled by their position. Mixtral: eight experts instead of each MLP, two per token."""
+Ministral 3: queries are scaled by their position. Mixtral: each MLP is replaced by eight experts, of which a token uses two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): norms before each block, rotary positions, gated MLPs, windows in two of three layers."""
+"""ModernBERT (Warner et al. 2024): norms before each block, rotary positions, gated MLPs, and a window in two of three layers."""
 
 from __future__ import annotations
 

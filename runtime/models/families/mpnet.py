@@ -1,4 +1,4 @@
-"""MPNet (Song et al. 2020): BERT with learned positions and a relative position bias, which all layers share."""
+"""MPNet (Song et al. 2020): BERT with learned positions, and a relative position bias with the same weights in all layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""MPT: ALiBi instead of positions, layer norms without bias, and no other biases.
+"""MPT: ALiBi instead of positions, layer norms without bias, and linear layers without bias.
 
-transformers implements few of its options, and always biases of attention (ALiBi); configs with other options are rejected."""
+transformers supports only a few of MPT's config options and always uses ALiBi. Configs with other options are rejected."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mpt(config: HfConfig) -> DecoderSpec:
 
 
 def _slopes(num_heads: int) -> tuple[float, ...]:
-    """Return ALiBi slopes. If `num_heads` is no power of two, select from the slopes of the next one: first every other
+    """Return the ALiBi slopes. If `num_heads` is not a power of two, take the slopes of the next power of two: first every other
     slope from the second on, then the rest."""
     whole = 1 << (num_heads - 1).bit_length()
     found = geometric(whole, 8)

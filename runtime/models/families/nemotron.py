@@ -1,4 +1,4 @@
-"""Nemotron 4 and Minitron: layer norms that multiply by one plus their weight, an MLP of two matrices with a squared ReLU."""
+"""Nemotron 4 and Minitron: layer norms that multiply by (1 + weight), and an MLP of two matrices with a squared ReLU."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a norm and one block.
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer consists of a norm and one block.
 
-The block is a Mamba-2 mixer, attention without positions, an MLP of two matrices with a squared ReLU, or experts of such MLPs,
-in some models with a smaller hidden size.
+The block is a Mamba-2 mixer, attention without positions, an MLP of two matrices with a squared ReLU, or a mixture of experts with
+such MLPs. In some models the experts have a smaller hidden size.
 
 transformers 5 clamps dt of Mamba layers to `time_step_min`, but only in prompts. The config's `time_step_limit` requires no
-clamp, and this implementation computes prompt and output tokens alike."""
+clamp. This implementation does not clamp, so prompt and output tokens are computed alike."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def nemotron_h(config: HfConfig) -> DecoderSpec:
 
 
 def nemotron_h_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    """Return the MTP head. Its layers follow their own pattern; the first stores the entry, the last the final norm."""
+    """Return the spec of the MTP module. Its layers have a pattern of their own in the config. The first layer's tensors include
+    the entry, the last layer's the final norm."""
     config, key = _with_defaults(config), "mtp_hybrid_override_pattern"
     types = _types(
         config.changed(layers_block_type=config.get("mtp_layers_block_type"), hybrid_override_pattern=config.get(key))

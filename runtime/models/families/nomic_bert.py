@@ -1,4 +1,4 @@
-"""NomicBERT (Nussbaum et al. 2024): BERT with rotary instead of learned positions, a gated MLP, and almost no biases."""
+"""NomicBERT (Nussbaum et al. 2024): BERT with a rotary embedding instead of learned positions, a gated MLP, and few biases."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""OLMo: layer norms without weights, clipped q, k and v. OLMo 2: norms after each block and over all of q and of k.
+"""OLMo: layer norms without weights; clipped q, k and v. OLMo 2: norms after each block, and norms of q and k over all heads.
 
-OLMo 3: windows in three of four layers, whose rotary embedding is not scaled. OLMoE: norms over all of q and of k, clipped
-projections, and many small experts."""
+OLMo 3: windows in three of four layers; only the other layers scale their rotary embedding. OLMoE: norms of q and k over all
+heads, clipped q, k and v, and many small experts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OPT: learned positions, layer norms, biases, an MLP of two matrices with a ReLU. The 350M model has norms after each
-residual sum instead, no norm at the end, and projections around its embedding."""
+"""OPT: learned positions, layer norms, biases, and an MLP of two matrices with a ReLU. The 350M model has norms after each
+residual sum instead of before each block, no final norm, and projections next to its embedding."""
 
 from __future__ import annotations
 

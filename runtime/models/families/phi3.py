@@ -1,6 +1,6 @@
-"""Phi-3 and Phi-4: Llama with q, k and v in one stored matrix, gate and up in another; partial RoPE, or LongRoPE.
+"""Phi-3 and Phi-4: Llama with q, k and v in one stored matrix, gate and up in another; partial RoPE or LongRoPE.
 
-Phi-3.5-MoE: layer norms, biases that Llama does not have, and two experts per token, selected one after the other."""
+Phi-3.5-MoE: layer norms, more biases than Llama, and two experts per token that are selected one after the other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def phimoe(config: HfConfig) -> DecoderSpec:
 
 
 def _phimoe_rope(config: HfConfig, rope: Rope) -> Rope:
-    """Return LongRoPE with `short_mscale` as its attention factor. Raises UnsupportedModel if `long_mscale` differs."""
+    """Return `rope` with the config's `short_mscale` as LongRoPE's attention factor. Raises UnsupportedModel if `long_mscale`
+    differs."""
     if not isinstance(rope.scaling, LongRopeScaling):
         return rope
     short, long = (rope_parameters(config).number(key) for key in ("short_mscale", "long_mscale"))

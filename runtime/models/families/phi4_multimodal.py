@@ -1,6 +1,6 @@
-"""Phi-4 multimodal in transformers' layout: images in crops, and audio, as inputs of Phi-4 mini.
+"""Phi-4 multimodal in transformers' format: Phi-4 mini with an image encoder, which reads crops, and an audio encoder.
 
-Audio in a prompt with images uses a different projection. Vision and speech LoRA adapters are served like any adapter;
+If a prompt contains images, its audio uses another projection. The vision and speech LoRA adapters are served like any adapter;
 `--default-mm-loras` selects the adapters for prompts with images or audio."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Qwen2 and Qwen3, dense and with experts.
 
-Qwen2 is Llama with biases on q, k and v, and optional windows in its upper layers. Qwen3 has an RMS norm on each head's q
-and k, and an explicit head size. Qwen2-MoE also has a shared expert. As in transformers, its windows, if the config has any,
-are in every other layer below `max_window_layers`, and those of Qwen3-MoE in all layers."""
+Qwen2 is Llama with biases of q, k and v, and optional windows in its upper layers. Qwen3 has a norm of each head's q and k, and
+an explicit head size. Qwen2-MoE also has a shared expert. As in transformers, its windows are in every other layer below
+`max_window_layers`, if the config has any. Qwen3-MoE has them in all layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def qwen2(config: HfConfig) -> DecoderSpec:
 
 
 def with_attention(spec: DecoderSpec, attention: Attention, config: HfConfig) -> DecoderSpec:
-    """Return `spec` with this attention in all layers, with sliding windows in the layers that the config names."""
+    """Return `spec` with `attention` in all layers. Layers that the config selects also get a sliding window."""
     first = (
         config.count_or_zero("max_window_layers", 28) if config.flag("use_sliding_window", False) else len(spec.layers)
     )
@@ -63,7 +63,8 @@ def _windowed(config: HfConfig) -> bool:
 
 
 def shared_expert_moe(config: HfConfig, intermediate_size: int, shared_size: int) -> MoE:
-    """Return a MoE with a gated shared expert. The sizes are defaults of an expert's and the shared expert's width."""
+    """Return a mixture of experts with a gated shared expert. `intermediate_size`, `shared_size`: default inner sizes of an
+    expert and of the shared expert."""
     shared = GatedMLP(config.count("shared_expert_intermediate_size", shared_size), name="mlp.shared_expert")
     return replace(_moe(config, intermediate_size), shared=shared, shared_gate=True)
 
@@ -74,7 +75,7 @@ def _moe(config: HfConfig, intermediate_size: int) -> MoE:
 
 
 def sparse(spec: DecoderSpec, moe: MoE, config: HfConfig) -> DecoderSpec:
-    """Return `spec` with experts in the layers that the config names, and with their checkpoint rules."""
+    """Return `spec` with `moe` in the layers that the config selects, and with checkpoint rules of experts."""
     step, dense = config.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
         raise UnsupportedModel(f"config: mlp_only_layers is {dense!r}, not a list of layers")

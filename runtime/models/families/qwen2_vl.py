@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: images and videos of any size on a grid of patches, and Qwen2 with a rotary embedding of three axes."""
+"""Qwen2-VL and Qwen2.5-VL: a vision encoder for images and videos of any size, and Qwen2 with M-RoPE."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen3-Next and the text part of Qwen3.5: gated delta nets in three of four layers, gated attention in the fourth, and in
-most models experts with a shared expert."""
+"""Qwen3-Next and the text decoder of Qwen3.5: gated delta nets in three of four layers and gated attention in the fourth. Most
+models have experts with a shared expert."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _with_experts(config: HfConfig, architecture: str, net: GatedDeltaNet, rules
 
 
 def _hybrid(config: HfConfig, spec: DecoderSpec, net: GatedDeltaNet, rules: tuple[Rule, ...]) -> DecoderSpec:
-    """Return a hybrid spec. `rules`: checkpoint rules of the delta nets."""
+    """Return `spec` with `net` in most layers, and gated attention in the others. `rules`: checkpoint rules of the delta nets."""
     period = config.count("full_attention_interval", 4)
     types = hybrid_types(config, [RECURRENT if (i + 1) % period else FULL for i in range(num_layers(config))])
     attention = replace(spec.attention, qk_norm=QKNorm(spec.norm), output_gate=True)
@@ -96,7 +96,8 @@ def _net(config: HfConfig) -> GatedDeltaNet:
 
 
 def qwen3_next_mtp(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    """Return the MTP head: one layer with attention. Configs have its number of layers under two names, or not at all."""
+    """Return the spec of the MTP module, one layer with attention. Configs have the number of MTP layers under two keys, or omit
+    it."""
     config = config.with_defaults(num_nextn_predict_layers=config.get("mtp_num_hidden_layers") or 1)
     rules = (
         rename("mtp.pre_fc_norm_embedding", into="model.entry.embedding_norm"),

@@ -1,5 +1,5 @@
-"""Qwen3-VL, dense and MoE: rotary embedding of three interleaved axes, and features of three tower depths added in the first
-layers."""
+"""Qwen3-VL, dense and MoE: interleaved M-RoPE, and features of three depths of the vision encoder that are added in the first
+decoder layers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def qwen3_vl_moe(config: HfConfig) -> DecoderSpec:
 
 
 def stacked_moe(config: HfConfig) -> DecoderSpec:
-    """Return the spec of checkpoints that store all experts of a layer as one stack of columns."""
+    """Return the spec of checkpoints that store all experts of a layer as one transposed tensor."""
     spec = qwen3_moe(config)
     return replace(spec, rules=_COLUMNS, other_rules=(spec.rules, *spec.other_rules))
 

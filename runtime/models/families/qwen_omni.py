@@ -1,5 +1,5 @@
-"""Qwen2.5-Omni and Qwen3-Omni, text output only ("thinker"): images, audio, and videos with or without interleaved audio.
-The talker is not supported."""
+"""Qwen2.5-Omni and Qwen3-Omni with text output (the "thinker"). Input is text, images, audio, and videos whose audio may be
+interleaved. Speech output (the "talker") is not supported."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def qwen2_5_omni(config: HfConfig) -> DecoderSpec:
 
 
 def qwen3_omni_moe(config: HfConfig) -> DecoderSpec:
-    """Return the spec of Qwen3-Omni MoE. Supports videos whose frames have integer positions, such as those of two frames a
-    second."""
+    """Return the spec of Qwen3-Omni MoE. Frames of videos must have integer positions, as those of videos with two frames a
+    second do."""
     config = _thinker(config, "qwen3_omni_moe_thinker")
     vision = config.section("vision_config").with_defaults(deepstack_visual_indexes=[8, 16, 24])
     depths = vision.get("deepstack_visual_indexes")
@@ -63,7 +63,7 @@ def qwen3_omni_moe(config: HfConfig) -> DecoderSpec:
 
 
 def _thinker(config: HfConfig, model_type: str) -> HfConfig:
-    """Return the thinker's config, which is a section of the whole model's config, or separate."""
+    """Return the thinker's config: a section of `config`, or `config` itself if it describes only the thinker."""
     thinker = config.section("thinker_config") if config.get("thinker_config") else config
     return thinker.with_defaults(model_type=model_type)
 

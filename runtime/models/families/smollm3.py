@@ -1,4 +1,4 @@
-"""SmolLM3: Llama whose every fourth layer has no rotary embedding, and may have a window instead."""
+"""SmolLM3: Llama without a rotary embedding in every fourth layer, which may have a window instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Audio encoders for decoders of other families: Whisper's encoder (Qwen2-Audio, Voxtral), or a conformer (Granite Speech).
+"""Models that combine an audio encoder with a decoder: Whisper's encoder (Qwen2-Audio, Voxtral), or a conformer (Granite Speech).
 
-Granite Speech is published with a LoRA adapter that requests with audio need. It is served like any adapter, and
-`--default-mm-loras` selects it for audio."""
+Requests with audio to Granite Speech need the LoRA adapter with which it is published. The adapter is served like any adapter,
+and `--default-mm-loras` selects it for audio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StableLM: Llama with layer norms and partly rotated heads; in some models attention and MLP are in parallel."""
+"""StableLM: Llama with layer norms and partial RoPE. In some models attention and MLP are in parallel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stablelm(config: HfConfig) -> DecoderSpec:
 
 
 def _by_head(kind: str, count: int) -> Rule:
-    """Return the rule that merges a norm stored per head into one parameter."""
+    """Return the rule for a norm of q or k: the checkpoint has one tensor per head, the model one parameter."""
     return merge(" ".join(f"{kind}_layernorm.norms.{head}" for head in range(count)), into=f"{kind}_norm")
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3, Mistral 3 and Ministral 3, Qwen3.5 with images: existing decoder families with encoders."""
+"""Multimodal models whose decoder is another family: Gemma 3, Mistral 3, Ministral 3, and Qwen3.5 with images."""
 
 from __future__ import annotations
 

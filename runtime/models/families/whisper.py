@@ -1,6 +1,6 @@
-"""Whisper (Radford et al. 2022): an encoder of 30 s of audio, and a decoder with cross-attention to its outputs, learned
-positions, layer norms, and keys without bias. Distil-Whisper and turbo have fewer decoder layers. Like transformers, this
-implementation ignores `scale_embedding` of config.json."""
+"""Whisper (Radford et al. 2022): an encoder of 30 s of audio, and a decoder with cross-attention to the encoder's outputs. It
+has learned positions, layer norms, and keys without bias. Distil-Whisper and turbo have fewer decoder layers. Like transformers,
+this implementation ignores the config option `scale_embedding`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def whisper(config: HfConfig) -> DecoderSpec:
 
 
 def _numbered(num_layers: int, num_blocks: int) -> Iterator[Rule]:
-    """Yield rules that map the checkpoint's blocks to our layers."""
+    """Yield rules that map block `b` of the checkpoint's layer `i` to layer `num_blocks * i + b` of the spec."""
     for index in range(num_layers):
         for block in range(num_blocks):
             yield rename(f"model.decoder.layers.{index}", into=f"model.layers.{num_blocks * index + block}")

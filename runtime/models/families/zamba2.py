@@ -1,6 +1,7 @@
-"""Zamba 2: Mamba-2 layers. Before some, one of few shared transformers reads both the residual stream and the embedding.
+"""Zamba 2: Mamba-2 layers. Before some of them, a shared transformer reads the residual stream and the embedding. A model has few
+shared transformers.
 
-As in `nemotron_h`, dt of the Mamba layers has no lower bound, which transformers applies to prompts only."""
+As in `nemotron_h`, dt of the Mamba layers is not clamped; transformers clamps it in prompts only."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def _types(config: HfConfig) -> list[str]:
 
 
 def _attention(config: HfConfig) -> Attention:
-    """Return the attention, which is twice as wide as the hidden size."""
+    """Return the attention of the shared transformer, whose input is twice as wide as the hidden size."""
     num_heads, width = config.count("num_attention_heads"), 2 * config.count("hidden_size")
     if width % num_heads:
         raise UnsupportedModel(

@@ -1,1 +1,1 @@
-"""Readers of a Hugging Face config.json: typed fields with clear errors, and parts that several families share."""
+"""Readers of a Hugging Face config.json: typed fields with clear errors, and functions that several families share."""

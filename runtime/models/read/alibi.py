@@ -1,4 +1,4 @@
-"""Attention with linear biases (ALiBi, Press et al. 2021): the slopes of heads as used in training."""
+"""ALiBi: attention with linear biases (Press et al. 2021). Computes the slopes with which the models were trained."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import struct
 
 
 def slopes(num_heads: int) -> tuple[float, ...]:
-    """Return 2^(-8 i / n) for heads i = 1 to n, the largest power of two. Further heads get every other slope of 2 n heads."""
+    """Return the ALiBi slope of each head: 2^(-8 i / n) for heads 1 to n, the largest power of two up to `num_heads`. Further
+    heads get every other slope of 2 n heads."""
     whole = 1 << (num_heads.bit_length() - 1)
     further = geometric(2 * whole, 8)[::2][: num_heads - whole]
     return (*geometric(whole, 8), *further)

@@ -1,4 +1,4 @@
-"""Causal models without a language model head: base models, and models with a classification or reward head, of any family."""
+"""Models of any causal family without a language model head: base models, and models with a classification or reward head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BARE = tuple(NameMapping((below,), ((),)) for below in ("model", "transformer")
 
 
 def with_bare_names(spec: DecoderSpec) -> DecoderSpec:
-    """Return `spec` for checkpoints whose tensor names may lack the first component."""
+    """Return `spec` for checkpoints whose tensor names may lack the prefix "model." or "transformer."."""
     ways = (spec.rules, *spec.other_rules)
     return replace(spec, other_rules=(*ways[1:], *((*way, bare) for way in ways for bare in _BARE)))
 
@@ -26,7 +26,8 @@ def with_bare_names(spec: DecoderSpec) -> DecoderSpec:
 def causal_with_other_head(
     name: str, families: Mapping[str, Callable[[HfConfig], DecoderSpec]]
 ) -> Callable[[HfConfig], DecoderSpec] | None:
-    """Return the family of `name`, derived from the architecture with a language model head; None if there is none."""
+    """Return the function that reads a config of architecture `name`, derived from the family's LM architecture. None if `name`
+    is neither a base model nor a model with another head."""
     for ending, make in _HEADS.items():
         stem = name.removesuffix(ending)
         known = (families[f"{stem}{other}"] for other in _GENERATING if f"{stem}{other}" in families)
@@ -63,7 +64,6 @@ def _token_classes(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
 
 
 def _reward(spec: DecoderSpec, config: HfConfig) -> DecoderSpec:
-    """Return `spec` with a reward head: one unbounded score, without an activation."""
     one = config.with_defaults(num_labels=1)
     spec = with_classes(spec, one, (dense(config, "score.0", "relu"),), "score.2", pooling="last")
     return replace(spec, pooler=replace(spec.pooler, activation="none"))

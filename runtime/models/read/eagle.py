@@ -1,8 +1,8 @@
-"""EAGLE draft heads as their checkpoints describe them.
+"""Reader of EAGLE draft heads.
 
 EAGLE (Li et al. 2024) has one Llama layer without a norm before its attention. EAGLE-3 (2025) has a layer that reads the
-embedding and hidden states of three layers of the model. Supports the authors' checkpoints and the layout of vLLM's
-speculators, whose config has the layer's options in a section."""
+embedding and the hidden states of three layers of the model. Two layouts of checkpoints are supported: that of the authors, and
+that of vLLM's speculators, whose config has the layer's options in a section."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _COPIES = (".rotary_emb.inv_freq", "embed_tokens.weight")  # copies of the model
 
 
 def head_from_config(method: str, config: Mapping[str, Any], model: DecoderSpec) -> DraftHeadSpec:
-    """Return the spec of the draft head that a checkpoint's config describes, for `model` and this method.
+    """Return the spec of the draft head for `model` that `config` describes. `method`: "eagle" or "eagle3".
 
-    Raises UnsupportedModel."""
+    Raises UnsupportedModel if the head does not fit the model or the method."""
     names = config.get("architectures") or [None]
     if names[0] not in _NAMES[method]:
         raise UnsupportedModel(
@@ -114,7 +114,8 @@ def _eagle3(config: HfConfig, model: DecoderSpec) -> DraftHeadSpec:
 
 
 def _checked(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
-    """Return the spec of a draft with Llama layers. Raises UnsupportedModel for other layers or vocabularies."""
+    """Return the spec of a draft head with Llama layers. Raises UnsupportedModel for other layers, or another vocabulary than
+    the model's."""
     kind = config.with_defaults(model_type="llama").get("model_type")
     if kind != "llama":
         raise UnsupportedModel(f"the draft's layers are of model_type {kind!r}; supported: llama")
@@ -129,7 +130,8 @@ def _checked(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
 
 
 def _layers_read(listed: Any, num_layers: int) -> tuple[int, ...]:
-    """Return the layers of the model whose inputs the head reads, by default an early, a middle and a late one."""
+    """Return the indices of the model's layers whose inputs the head reads. `listed`: value in the config; by default an early,
+    a middle and a late layer."""
     found = [2, num_layers // 2, num_layers - 3] if listed is None else listed
     if not isinstance(found, list) or not all(type(each) is int and 0 <= each <= num_layers for each in found):
         raise UnsupportedModel(

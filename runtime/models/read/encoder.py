@@ -1,4 +1,4 @@
-"""Common parts of encoders' configs and checkpoints: BERT's layers, classification heads, names with a prefix."""
+"""Common parts of encoder families: BERT's layers, classification heads, and checkpoint names with a prefix."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def encoder(
     embedding_norm: Norm, positions: LearnedPositions | None = None, num_token_types: int = 0, norm: Norm | None = None,
     more_rules: tuple[tuple[Rule, ...], ...] = (),
 ) -> DecoderSpec:  # fmt: skip
-    """Return the spec of an encoder without a head, whose `rules` use the tensor names of the base model.
+    """Return the spec of an encoder without a head. `rules`: names of the base model's tensors in the checkpoint.
 
-    In other classes these names have the prefix `prefix`. `more_rules`: alternative name mappings. `norm`: norm of the last
+    Other classes of the model have these names below `prefix`. `more_rules`: alternative name mappings. `norm`: norm of the last
     layer's output, if any."""
     ways = [way for bare in (rules, *more_rules) for way in (bare, tuple(_below(prefix, rule) for rule in bare))]
     return DecoderSpec(
@@ -62,7 +62,7 @@ def encoder(
 
 
 def architectures(name: str, family: EncoderFamily) -> dict[str, Callable[[HfConfig], DecoderSpec]]:
-    """Return `family` under each name that transformers uses for the model and its heads."""
+    """Return `family` for each architecture name: transformers' class of the base model, and its classes with a head."""
     kinds: dict[str, Kind] = {
         "Model": "model", "ForMaskedLM": "model", "ForSequenceClassification": "sequence", "ForTokenClassification": "token",
     }  # fmt: skip
@@ -80,7 +80,7 @@ def _below(prefix: str, rule: Rule) -> Rule:
 def post_norm_layers(
     config: HfConfig, norm: LayerNorm, relative_bias: RelativeBias | None = None
 ) -> list[PostNormLayer]:
-    """Return BERT's layers: biases everywhere, and a norm after each block."""
+    """Return BERT's layers: all linear layers have biases, and each block is followed by a norm."""
     num_heads, num_kv_heads, head_size = heads(config)
     attention = Attention(
         num_heads, num_kv_heads, head_size, None, qkv_bias=True, output_bias=True, mask=Mask.FULL,
@@ -94,7 +94,7 @@ def post_norm_layers(
 
 
 def labels(config: HfConfig) -> tuple[str, ...]:
-    """Return the names of a head's classes. By default they are LABEL_0 and so on, for two classes, as in transformers."""
+    """Return the names of the classes. Without names in the config they are LABEL_0, LABEL_1 and so on, as in transformers."""
     named = config.get("id2label")
     if named is None:
         count = config.count("num_labels", 2, max_value=1 << 20)
@@ -106,8 +106,8 @@ def labels(config: HfConfig) -> tuple[str, ...]:
 
 
 def probabilities(config: HfConfig, num_labels: int) -> Literal["softmax", "sigmoid", "none"]:
-    """Return the function from scores to probabilities: the one that sentence-transformers stored for a cross-encoder, else
-    by the problem type, else sigmoid for a single score and softmax for several."""
+    """Return the function that converts class scores to probabilities. It is the one that sentence-transformers stored for a
+    cross-encoder. Otherwise it depends on the problem type: by default sigmoid for one class, softmax for several."""
     written = config.section("sentence_transformers").get("activation_fn") or config.get(
         "sbert_ce_default_activation_function"
     )
@@ -140,7 +140,7 @@ def with_classes(
     spec: DecoderSpec, config: HfConfig, before: tuple[Dense, ...], name: str = "classifier", *, by_token: bool = False,
     pooling: Literal["cls", "mean", "last"] = "cls", bias: bool = True,
 ) -> DecoderSpec:  # fmt: skip
-    """Return `spec` with a classification head: the layers `before`, then a layer `name` to the config's classes."""
+    """Return `spec` with a classification head: the layers `before`, then a linear layer `name` with one output per class."""
     names = labels(config)
     last = dense(config, name, out=len(names), bias=bias)
     return replace(
@@ -153,8 +153,8 @@ def with_classes(
 
 
 def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, name: str = "classifier") -> DecoderSpec:
-    """Return `spec` with a head as in BERT: the layers `before` and `name` for classes of a text, "classifier" for classes
-    of tokens."""
+    """Return `spec` with the head that `kind` requires. Text classification has the layers `before` and `name`, token
+    classification a single layer "classifier", and a base model none."""
     match kind:
         case "sequence":
             return with_classes(spec, config, (before,), name)
@@ -165,7 +165,7 @@ def with_head(spec: DecoderSpec, config: HfConfig, kind: Kind, before: Dense, na
 
 
 def with_dimensions(pooler: PoolerSpec, config: HfConfig) -> PoolerSpec:
-    """Return `pooler` with the sizes of Matryoshka embeddings that the config lists, under vLLM's keys."""
+    """Return `pooler` with the sizes of Matryoshka embeddings in the config, under vLLM's config keys."""
     sizes = config.get("matryoshka_dimensions")
     if sizes is None and not config.flag("is_matryoshka", False):
         return pooler

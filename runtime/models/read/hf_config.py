@@ -1,4 +1,4 @@
-"""Reader of a Hugging Face config.json: each value is checked when it is read, and each error names its key.
+"""Reader of a Hugging Face config.json. Each value is checked when it is read, and each error contains its key.
 
 Supports the different keys of transformers 4 and 5. Contains nothing specific to a family."""
 
@@ -29,9 +29,8 @@ _MAX_LAYERS = 4096
 
 
 class HfConfig:
-    """Config with typed access. An absent or null key has its default, or raises an error without one.
-
-    Raises UnsupportedModel."""
+    """Hugging Face config with typed access. If a key is absent or null, its default is returned; UnsupportedModel is raised if
+    it has none."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -58,7 +57,7 @@ class HfConfig:
         return 0 if self._value(key, default) == 0 else self.count(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above zero. Raises UnsupportedModel for other values."""
+        """Return the value of `key`, a finite number above 0. Raises UnsupportedModel for other values."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UnsupportedModel(f"config: {key} is {value!r}, not a positive number")
@@ -140,7 +139,8 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 
 def layer_types(config: HfConfig, default: Callable[[int], str], local: str = SLIDING) -> list[str]:
-    """Return FULL or `local` for each layer: from the config's list, or `default(index)` without one."""
+    """Return the attention type of each layer, FULL or `local`: from the config's `layer_types`, or `default(index)` without
+    that key."""
     count, listed = num_layers(config), config.get("layer_types")
     if listed is None:
         return [default(index) for index in range(count)]
@@ -155,7 +155,7 @@ def every(period: int) -> Callable[[int], str]:
 
 
 def window(config: HfConfig, layer_type: str = SLIDING) -> int | None:
-    """Return the sliding window of a layer type in tokens; None without one, or if it covers the longest context."""
+    """Return the sliding window of layers of this type, in tokens. None if they have none, or if it covers the longest context."""
     if layer_type == FULL or config.get("sliding_window") is None:
         return None
     size = config.count("sliding_window")
@@ -165,7 +165,8 @@ def window(config: HfConfig, layer_type: str = SLIDING) -> int | None:
 def decoder(
     config: HfConfig, architecture: str, layers: Iterable[AnyLayer], norm: Norm, *, tied: bool = False, **rest: Any
 ) -> DecoderSpec:
-    """Return a spec with the fields that all configs name alike. `tied`: whether the head is the embedding by default."""
+    """Return a decoder spec whose common fields are read from `config`. `tied`: default of `tie_word_embeddings`. `rest`:
+    further fields."""
     return DecoderSpec(
         architecture=architecture,
         vocab_size=config.count("vocab_size"),
@@ -182,8 +183,8 @@ def decoder(
 
 
 def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rope:
-    """Return the rotary embedding from `rope_parameters` (transformers 5), which may differ by layer type, or from
-    `rope_theta` and `rope_scaling` (4)."""
+    """Return the rotary embedding: from `rope_parameters` (transformers 5), which may differ by layer type, or from `rope_theta`
+    and `rope_scaling` (transformers 4)."""
     parameters = rope_parameters(config, layer_type).with_defaults(
         rope_theta=config.number("rope_theta", 10000.0),
         partial_rotary_factor=config.number("partial_rotary_factor", 1.0),
@@ -198,13 +199,14 @@ def rope(config: HfConfig, head_size: int, layer_type: str | None = None) -> Rop
 
 
 def local_rope(config: HfConfig, head_size: int, theta: float) -> Rope:
-    """Return the rotary embedding of windowed layers, which scaling does not affect: by layer type, or plain with `theta`."""
+    """Return the rotary embedding of layers with a window, without context scaling. `theta`: its base, unless the config has
+    separate parameters for these layers."""
     by_type = SLIDING in config.section("rope_parameters")
     return rope(config, head_size, SLIDING) if by_type else Rope(head_size, theta)
 
 
 def context_length(config: HfConfig, default: int) -> int:
-    """Return the number of positions that the rotary embedding supports."""
+    """Return the longest context of the rotary embedding, in tokens. `default`: value without `max_position_embeddings`."""
     positions = config.count("max_position_embeddings", default)
     parameters = rope_parameters(config, FULL)
     if _kind(parameters) == "yarn":
@@ -294,7 +296,7 @@ def _yarn(config: HfConfig, parameters: HfConfig, positions: int) -> YarnScaling
 
 
 def mscale(factor: float, weight: float) -> float:
-    """Return YaRN's attention scaling factor (Peng et al. 2023)."""
+    """Return YaRN's attention scaling factor (Peng et al. 2023) for the context scaling `factor`."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

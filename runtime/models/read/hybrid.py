@@ -1,4 +1,4 @@
-"""Models with recurrent layers: config fields that their families share, and unsupported options."""
+"""Common parts of families with recurrent layers: config fields, and checks of unsupported options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # how transformer
 
 
 def block_types(config: HfConfig, key: str, default: Sequence[str], known: frozenset[str]) -> list[str]:
-    """Return the kind of each layer, from the config's list `key` or `default`."""
+    """Return the kind of each layer: the list `key` of the config, or `default`. Raises UnsupportedModel for a kind not in
+    `known`."""
     listed = config.get(key)
     if listed is None:
         return list(default)
@@ -54,7 +55,7 @@ def conv_kernel(config: HfConfig, key: str, default: int = 4) -> int:
 
 
 def checked_mamba2(config: HfConfig, mixer: Mamba2, act: str = "hidden_act") -> Mamba2:
-    """Return `mixer`. Raises UnsupportedModel for inconsistent numbers or unsupported options."""
+    """Return `mixer` unchanged. Raises UnsupportedModel if its sizes are inconsistent or the config has unsupported options."""
     if mixer.num_heads % mixer.num_groups:
         raise UnsupportedModel(f"config: {mixer.num_heads} heads do not share {mixer.num_groups} groups evenly")
     check_silu(config, act)

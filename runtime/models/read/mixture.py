@@ -1,6 +1,6 @@
-"""Mixtures of experts: config fields that families share, and the layout of experts in checkpoints.
+"""Mixtures of experts: config fields that several families share, and names of expert weights in checkpoints.
 
-transformers 4 stores each matrix of each expert separately; transformers 5 may store all experts of a layer as one stack."""
+transformers 4 stores each matrix of each expert separately; transformers 5 may store all experts of a layer as one tensor."""
 
 from __future__ import annotations
 
@@ -45,15 +45,14 @@ SHARED_EXPERTS = rename("shared_experts", into="shared_expert")
 
 
 def num_experts(config: HfConfig, default: int) -> int:
-    """Return the number of experts, which configs store under different keys."""
+    """Return the number of experts, which has different config keys in different families."""
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     key = next((key for key in keys if key in config), keys[0])
     return config.count(key, default, max_value=MAX_EXPERTS)
 
 
 def sigmoid_router(config: HfConfig) -> Router:
-    """Return the router of DeepSeek-V3 and later families: sigmoid scores per expert, and selection by groups with an
-    e_score_correction_bias."""
+    """Return the router of DeepSeek-V3 and later families: sigmoid scores, and selection by groups of experts with a score bias."""
     return Router(
         config.count("num_experts_per_tok"),
         "sigmoid",
@@ -68,7 +67,7 @@ def sigmoid_router(config: HfConfig) -> Router:
 
 
 def checked_moe(moe: MoE) -> MoE:
-    """Return `moe`. Raises UnsupportedModel if its numbers of experts and groups are inconsistent."""
+    """Return `moe` unchanged. Raises UnsupportedModel if its numbers of experts and groups are inconsistent."""
     router, experts = moe.router, moe.num_experts
     if router.top_k > experts:
         raise UnsupportedModel(f"config: {router.top_k} experts per token of {experts}")
@@ -84,10 +83,11 @@ def checked_moe(moe: MoE) -> MoE:
 
 
 def with_mlps(spec: DecoderSpec, moe: MLP, is_sparse: Callable[[int], bool] = lambda index: True) -> DecoderSpec:
-    """Return `spec` with `moe` in the layers for whose index `is_sparse` returns True. Other layers keep their MLP."""
+    """Return `spec` with `moe` as MLP of the layers for which `is_sparse(layer index)` is true. Other layers keep their MLP."""
     return spec.with_layers(lambda index, layer: replace(layer, mlp=moe) if is_sparse(index) else layer)
 
 
 def with_expert_rules(spec: DecoderSpec, *more: Rule) -> DecoderSpec:
-    """Return `spec` with rules for separate and for stacked experts. `more`: rules added to both, but not to the GGUF ones."""
+    """Return `spec` with checkpoint rules for separate and for stacked experts. `more`: rules added to both. GGUF's rules lack
+    them."""
     return replace(spec, rules=(*SEPARATE, *more), other_rules=((*STACKED, *more), STACKED_BY_KIND))

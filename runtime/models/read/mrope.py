@@ -1,4 +1,4 @@
-"""M-RoPE: rotary embeddings of three axes. `mrope_section` has the number of dim pairs for time, height and width."""
+"""M-RoPE: rotary embeddings with positions in time, height and width. `mrope_section` is the number of dim pairs of each axis."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Sections = tuple[int, int, int]
 
 
 def by_sections(config: HfConfig, default: Sections) -> tuple[int, ...]:
-    """Return the axis of each pair, in contiguous sections (Qwen2-VL)."""
+    """Return the axis of each pair of dims, 0 for time, 1 for height, 2 for width. Pairs of an axis are contiguous (Qwen2-VL)."""
     return tuple(axis for axis, num in enumerate(_sections(config, default)) for _ in range(num))
 
 
 def interleaved(config: HfConfig, default: Sections, spec: DecoderSpec) -> tuple[int, ...]:
-    """Return the axis of each pair of `spec`'s rotary embedding. The axes alternate while height and width have pairs; the
-    rest is time (Qwen3-VL)."""
+    """Return the axis of each pair of dims, 0 for time, 1 for height, 2 for width. The axes alternate until height and width
+    have all their pairs; the other pairs belong to time (Qwen3-VL)."""
     sections, rope = _sections(config, default), spec.attention.rope
     pairs = 0 if rope is None else rope.dim // 2
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(pairs))
 
 
 def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
-    """Return `spec` with M-RoPE: all attention layers rotate pairs by these axes.
+    """Return `spec` with M-RoPE in all attention layers. `axes`: axis of each pair of dims.
 
-    Raises UnsupportedModel if the number of pairs differs."""
+    Raises UnsupportedModel if a head has another number of pairs."""
     for attention in spec.attentions():
         if attention.rope is None or attention.rope.dim != 2 * len(axes):
             raise UnsupportedModel(

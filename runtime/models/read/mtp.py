@@ -1,6 +1,6 @@
 """MTP modules: extra layers of a checkpoint that predict further tokens (DeepSeek-V3, 2024).
 
-Each family with such layers lists in MTP, by architecture, a function that describes the first module."""
+A family with MTP modules has a dict MTP that maps an architecture to the function that describes its first module."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def mtp(
     config: HfConfig, spec: DecoderSpec, key: str, entry: JoinedEntry, rules: tuple[Rule, ...], below: tuple[str, ...],
     **more: Any,
 ) -> DraftHeadSpec:  # fmt: skip
-    """Return the spec of a model's first MTP module: a copy of the last layer, changed by `more`.
+    """Return the spec of a model's first MTP module: a copy of the model's last layer, with the fields in `more` replaced.
 
-    `key`: config field with the number of modules. `rules`: rules added after the model's own. `below`: name prefixes of its
-    tensors. Raises UnsupportedModel if the config has no such module."""
+    `key`: config key with the number of modules. `rules`: checkpoint rules in addition to the model's. `below`: prefixes of the
+    module's tensor names. Raises UnsupportedModel if the config has no MTP module."""
     if not config.count_or_zero(key, 0):
         raise UnsupportedModel(
             f"{spec.architecture}: the config has no MTP layers ({key}), so method mtp is not available"
@@ -41,8 +41,8 @@ def mtp(
 
 
 def beyond_the_last(config: HfConfig, spec: DecoderSpec) -> DraftHeadSpec:
-    """Return the MTP head of DeepSeek-V3's form: one layer beyond the model's last. Its copies of embedding and head are not
-    read."""
+    """Return the spec of an MTP module like that of DeepSeek-V3, stored as the layer after the model's last one. Its copies of
+    the model's embedding and head are not read."""
     name = f"model.layers.{len(spec.layers)}"
     rules = (
         rename(f"{name}.enorm", into="model.entry.embedding_norm"),

@@ -1,4 +1,4 @@
-"""Models with sentence-transformers modules, so that embeddings equal those of that package."""
+"""Models with sentence-transformers modules. Their embeddings equal those of that package."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ACTIVATIONS: dict[str, PoolerActivation] = {
 
 
 def with_modules(spec: DecoderSpec, modules: SentenceModules) -> DecoderSpec:
-    """Return `spec` with the pooling of `modules`. The checkpoint of a generating model may lack its head and the name
-    prefix. Raises UnsupportedModel."""
+    """Return `spec` with the pooling and layers of `modules`. If the model generates, its checkpoint may lack the head and the
+    name prefix. Raises UnsupportedModel for modules that the model cannot have."""
     if spec.generates:
         spec = with_bare_names(spec)
     if modules.label_token_ids:

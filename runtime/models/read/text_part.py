@@ -1,7 +1,7 @@
-"""Text decoder of multimodal models, and the encoders before it.
+"""Text decoder of multimodal models, and description of their media encoder.
 
-The config has the decoder's options in a section, and the checkpoint has its tensors under one of a few prefixes. The
-decoder is described like that of any family; the encoder is transformers' own (`EncoderSpec`)."""
+The config has the decoder's options in a section, and the checkpoint has the decoder's tensors below one of a few prefixes. A
+text-only family describes the decoder. Modules of transformers are the encoder (`EncoderSpec`)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ _UNSAID: Mapping[str, tuple[int, ...]] = MappingProxyType(
 
 
 def text_part(config: HfConfig, family: Family, architecture: str, **defaults: Any) -> DecoderSpec:
-    """Return the spec of the text part of a multimodal `architecture`, by `family`. `defaults`: for keys missing there."""
+    """Return the spec of the text decoder of a multimodal `architecture`. `family`: reads the config's text section. `defaults`:
+    values for keys that are missing in that section."""
     text = config.section("text_config").with_defaults(**defaults)
     if config.get("tie_word_embeddings") is not None:  # of the whole model, overrides the section
         text = text.changed(tie_word_embeddings=config.get("tie_word_embeddings"))
@@ -63,9 +64,9 @@ def text_part(config: HfConfig, family: Family, architecture: str, **defaults: A
 
 
 def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: str, default: str) -> DecoderSpec:
-    """Return `text_part` of the family that the section's model_type names, or `default`.
+    """Return `text_part` for the family in `families` that the text section's model_type names, by default `default`.
 
-    Raises UnsupportedModel for another one."""
+    Raises UnsupportedModel for another model_type."""
     kind = config.section("text_config").with_defaults(model_type=default).get("model_type")
     if kind not in families:
         raise UnsupportedModel(f"config: text_config is of model_type {kind!r}; supported: {', '.join(families)}")
@@ -75,8 +76,8 @@ def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: 
 def seeing(
     spec: DecoderSpec, config: HfConfig, *modalities: str, stored_below: tuple[str, ...] = (), **rest: Any
 ) -> DecoderSpec:
-    """Return `spec` with the encoder of its architecture's class in transformers. `stored_below`: further prefixes of its
-    tensors' names. `rest`: fields of `EncoderSpec`."""
+    """Return `spec` with a media encoder, computed by transformers' class of the same architecture. `stored_below`: further name
+    prefixes of the encoder's tensors. `rest`: fields of `EncoderSpec`."""
     below = (*STORED_BELOW, *stored_below)
     encoder = EncoderSpec(spec.architecture, frozenset(modalities or ("image",)), below, config.values, **rest)
     return replace(spec, encoder=encoder, ignored_below=(*spec.ignored_below, *stored_below))

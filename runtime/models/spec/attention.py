@@ -1,4 +1,4 @@
-"""Attention over the paged context, whose keys and values are cached by head or as one latent."""
+"""Specs of attention over the paged KV cache, which contains keys and values of each head, or one latent vector per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.weights.rules import Parameter
 
 
 class Mask(Enum):
-    """Keys that a query attends to, by the names of `ops`."""
+    """Attention mask: the keys that a query attends to. The values are the names used by `ops`."""
 
     CAUSAL = "causal"
     FULL = "full"  # all of its sequence, which is computed in one step and needs no KV cache
@@ -23,7 +23,7 @@ class Mask(Enum):
 
 
 class NormScope(Enum):
-    """Vectors to which a norm of q and k applies, and the sharing of its weights."""
+    """Scope of a norm of q and k: over each head or over all heads, with shared or separate weights."""
 
     HEAD = "each head, all with the same weights"
     EACH_HEAD = "each head, with weights of its own"
@@ -32,7 +32,7 @@ class NormScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """Norm of q and of k, before they are rotated."""
+    """Norm of q and of k, applied before the rotary embedding."""
 
     norm: Norm
     over: NormScope = NormScope.HEAD
@@ -52,10 +52,10 @@ class AttentionTemperature:
 
 @dataclass(frozen=True, slots=True)
 class RelativeBias:
-    """Relative position bias (T5, Raffel et al. 2020): scores get a learned bias per head and distance from query to key. There
-    are `num_buckets` biases, half for each direction. Large distances share buckets, and all from `max_distance` on share one.
+    """Relative position bias (T5, Raffel et al. 2020): a learned bias per head and distance, which is added to the scores. There
+    are `num_buckets` biases, half for each direction. Large distances share a bucket, as do all distances from `max_distance` on.
 
-    `name`: of the matrix [num_buckets, num_heads], which layers may share."""
+    `name`: name of the matrix [num_buckets, num_heads], which several layers may use."""
 
     num_buckets: int
     max_distance: int
@@ -64,17 +64,16 @@ class RelativeBias:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention over the paged context, with visibility set by `mask`.
+    """Grouped-query attention over the paged KV cache. `mask`: keys that a query attends to.
 
-    `rope` None: no rotary embedding. `window`: a query attends to itself and the `window - 1` tokens before it, and to later
-    tokens if `mask` allows; None: no limit. `chunk`: the context is divided into chunks of `chunk` tokens, and a query attends
-    within its own.
+    `rope`: None means no rotary embedding. `window`: a query attends to itself and the `window - 1` tokens before it, and to later
+    tokens if `mask` allows; None means no limit. `chunk`: the context is divided into chunks of `chunk` tokens, and a query attends
+    to tokens of its own chunk only. `input_size`: input width, if it is not the hidden size.
 
     Scores are q k^T * `scale`, then softcap * tanh(score / softcap) if `softcap` is set. `clip` bounds q, k and v after the
     projection, or after norms over all heads. `sinks`: each head has an extra score that takes part in the softmax and
-    contributes no value. `alibi`: slope of each head, subtracted from scores per token of distance. `output_gate`: the
-    output is multiplied by the sigmoid of an extra projection, whose rows are between those of q and k. `input_size`: input
-    width, if it is not the hidden size."""
+    contributes no value. `alibi`: slope of each head; a score is reduced by slope * distance in tokens. `output_gate`: the
+    output is multiplied by the sigmoid of an extra projection, whose rows are between those of q and k."""
 
     num_heads: int
     num_kv_heads: int
@@ -143,8 +142,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention:
-    """Attention of a decoder's tokens to `num_outputs` outputs of an encoder, [*, input_size]. Their keys and values are
-    stored while the sequence runs."""
+    """Attention of a decoder's tokens to the `num_outputs` outputs [num_outputs, input_size] of an encoder. Keys and values of
+    the outputs are stored while the sequence runs."""
 
     num_heads: int
     head_size: int
@@ -163,7 +162,7 @@ class CrossAttention:
         return Cross(AttentionKVSpec(self.num_heads, self.head_size), self.num_outputs)
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, Linear, Linear]:
-        """Return the projections of queries, of keys and values, and of the output."""
+        """Return three projections: to queries, to keys and values, and to the output."""
         size, name = self.num_heads * self.head_size, f"{layer}.cross_attn"
         return (
             Linear(f"{name}.q_proj", size, hidden_size, self.query_bias),
@@ -195,7 +194,7 @@ class LatentAttention(Attention):
     latent: ClassVar[bool] = True
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Return the projections to the latent and of the output, and one or two projections of queries."""
+        """Return the projection to the latent, the output projection, and one or two projections to queries."""
         name, rotary_dim = f"{layer}.self_attn", self.head_size - self.rank
         queries, values = self.num_heads * (self.key_size + rotary_dim), self.num_heads * self.value_size
         ends = (

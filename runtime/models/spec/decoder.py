@@ -1,6 +1,6 @@
-"""DecoderSpec: a model computed by our own decoder, and the layout of its checkpoints.
+"""DecoderSpec: description of a model that our own decoder computes, and the names of its tensors in checkpoints.
 
-Encoders use it too: their attention is bidirectional, they have no head, and may have token types."""
+Encoders have a DecoderSpec too. Their attention is bidirectional, they have no output head, and they may have token types."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layer_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LearnedPositions:
-    """Learned position vectors, added to the embedding; position p has row p + `offset` of `rows`."""
+    """Learned position vectors, added to the embedding. Position p uses row p + `offset`. `rows`: number of rows."""
 
     rows: int
     offset: int = 0
@@ -50,7 +50,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True, slots=True)
 class ShardOf:
-    """Whole spec of a shard, and the shard's device `rank` of `size` (sharding.py)."""
+    """Place of a shard: it is computed by device `rank` of `size`, and `whole` is the spec of the whole model (sharding.py)."""
 
     whole: DecoderSpec
     rank: int
@@ -59,10 +59,10 @@ class ShardOf:
 
 @dataclass(frozen=True, slots=True)
 class StageOf:
-    """Reference to the whole spec, for stage `number` of `size` (stages.py), whose layers begin with `first_layer` of `whole`.
+    """Place of a pipeline stage: it is stage `number` of `size`, and its first layer is layer `first_layer` of `whole` (stages.py).
 
-    `elsewhere`: memory kinds of other stages, for which blocks have space too. `lends`: the stage also has the embedding,
-    for a draft head."""
+    `elsewhere`: memory kinds of other stages' layers, for which blocks reserve space too. `lends`: the stage also has the
+    embedding, because a draft head uses it."""
 
     whole: DecoderSpec
     number: int
@@ -84,16 +84,16 @@ class StageOf:
 class DecoderSpec:
     """Description of a decoder or encoder: everything that its computation needs, as plain data.
 
-    `max_model_len`: longest context in tokens. `norm`: norm of the last layer's output. `tied_embedding`: the head shares the
-    embedding matrix. `embedding_size`: width of embedding and head, with projections from and to the hidden size.
-    `embedding_norm`: norm of the first layer's input. `embedding_multiplier`, `logit_scale`: factors; `logit_softcap`: softcap
-    * tanh(logit / softcap).
-
-    `rules`, `ignored`, `ignored_below`: mapping of checkpoint names; `other_rules`: alternatives. `pooler`: pooling of
-    prompts. `num_token_types`: number of token types whose vectors are added to the embedding. `generates`: it has a head
-    for logits. `encoder`: media encoder. `shard_of`: set on a shard, which has `vocab_rows` of the vocabulary. `stage_of`:
-    set on a pipeline stage. `aux_layers`: ascending layers whose inputs a forward pass also returns for a draft head; the
-    number of layers means the last output."""
+    - `max_model_len`: longest context in tokens
+    - `norm`: norm of the last layer's output; `embedding_norm`: norm of the first layer's input
+    - `tied_embedding`: the output head uses the embedding matrix
+    - `embedding_size`: width of embedding and head, which then have projections from and to the hidden size
+    - `embedding_multiplier`, `logit_scale`: factors; `logit_softcap`: logits become softcap * tanh(logit / softcap)
+    - `rules`, `ignored`, `ignored_below`: mapping of checkpoint names; `other_rules`: alternatives
+    - `pooler`: pooling of prompts; `encoder`: media encoder; `generates`: the model has an output head
+    - `num_token_types`: number of token types whose vectors are added to the embedding
+    - `shard_of`: set on a shard, which has `vocab_rows` rows of the vocabulary; `stage_of`: set on a pipeline stage
+    - `aux_layers`: layers whose inputs are also returned for a draft head, ascending; the number of layers: the last output"""
 
     architecture: str
     vocab_size: int
@@ -126,7 +126,7 @@ class DecoderSpec:
             raise ValueError("layers with norms behind their blocks hand on no residual for others to add to")
 
     def with_mixers(self, change: Callable[[int, Attention], Mixer]) -> DecoderSpec:
-        """Return the spec with the attention of each layer replaced by `change(index, attention)`."""
+        """Return this spec with the attention of each layer replaced by `change(layer index, attention)`."""
 
         def changed(index: int, layer: AnyLayer) -> AnyLayer:
             if isinstance(layer, Layer | PostNormLayer | ParallelLayer) and isinstance(layer.mixer, Attention):
@@ -136,11 +136,11 @@ class DecoderSpec:
         return replace(self, layers=tuple(changed(*each) for each in enumerate(self.layers)))
 
     def with_attention(self, **changes: Any) -> DecoderSpec:
-        """Return the spec with these fields of the attention of all layers changed."""
+        """Return this spec with `changes`, values by field name, applied to the attention of all layers."""
         return self.with_mixers(lambda _, attention: replace(attention, **changes))
 
     def with_layers(self, change: Callable[[int, Layer], AnyLayer]) -> DecoderSpec:
-        """Return the spec with each `Layer` replaced by `change(index, layer)`; layers of other kinds stay."""
+        """Return this spec with each `Layer` replaced by `change(layer index, layer)`; layers of other classes are unchanged."""
         layers = (
             change(index, layer) if isinstance(layer, Layer) else layer for index, layer in enumerate(self.layers)
         )
@@ -148,18 +148,18 @@ class DecoderSpec:
 
     @property
     def whole(self) -> DecoderSpec:
-        """Spec of the whole model, of which this may be a stage or a shard."""
+        """Spec of the whole model; this spec itself unless it is a stage or a shard."""
         spec = self.all_layers
         return spec if spec.shard_of is None else spec.shard_of.whole
 
     @property
     def all_layers(self) -> DecoderSpec:
-        """Spec with the layers of all stages; a shard, if this is a shard."""
+        """Spec with the layers of all pipeline stages. If this spec is a shard, so is the result."""
         return self if self.stage_of is None else self.stage_of.whole
 
     @property
     def embeds(self) -> bool:
-        """True if the input is token ids, False if it is another stage's hidden states."""
+        """True if the input is token ids; False if it is the hidden states of the previous pipeline stage."""
         return self.stage_of is None or self.stage_of.is_first
 
     @property
@@ -168,7 +168,7 @@ class DecoderSpec:
 
     @property
     def hands_on(self) -> bool:
-        """True if the output is sent to another stage."""
+        """True if the output is hidden states for the next pipeline stage."""
         return self.stage_of is not None and not self.stage_of.is_last
 
     @property
@@ -255,7 +255,8 @@ class DecoderSpec:
         yield from self.pooler.parameters()
 
     def own(self, stored: Mapping[str, Shape]) -> Mapping[str, Shape]:
-        """Return the checkpoint's tensors that must fill parameters or be explained. Raises WeightsError."""
+        """Return the tensors of the checkpoint that belong to this model, each of which must match a parameter or a rule. Raises
+        WeightsError."""
         return stored
 
     @property
@@ -263,10 +264,10 @@ class DecoderSpec:
         return self.pooler.info(self.hidden_size, self.num_token_types)
 
     def weights_bytes(self, dtype: str) -> int:
-        """Return the bytes of all parameters, stored as `dtype`."""
+        """Return the size of all parameters in bytes, if they are stored as `dtype`."""
         return ELEMENT_BYTES[dtype] * sum(prod(parameter.shape) for parameter in self.parameters())
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """Return the per-sequence memory of each mixer, layer by layer, then kinds of other stages for which blocks have space."""
+        """Return the memory kind of each mixer, layer by layer, then the kinds of other stages for which blocks reserve space."""
         elsewhere = () if self.stage_of is None else self.stage_of.elsewhere
         return (*(mixer.memory_kind for mixer in self._mixers()), *elsewhere)

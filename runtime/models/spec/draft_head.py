@@ -1,9 +1,9 @@
-"""Draft heads: a few layers that predict tokens from the hidden states of a larger model (MTP modules, DeepSeek-V3, 2024;
+"""Specs of draft heads: a few layers that predict tokens from a larger model's hidden states (MTP modules, DeepSeek-V3, 2024;
 EAGLE, Li et al. 2024).
 
-The input of a position is the model's hidden state there and the embedding of the next token, which the model has already
-sampled. The output predicts the token after that. Its own hidden state then replaces the model's for the next draft. So a
-head lags one token behind the model: its KV at a position depends on that position's token and on the next one."""
+At each position, the input is the model's hidden state and the embedding of the next token, which the model has already sampled.
+The output predicts the token after that one. For the next draft token, the head's own hidden state replaces the model's. A head
+therefore lags one token behind the model: its KV at a position depends on that position's token and on the next one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = f"{ENTRY}.embedding_norm", f"{ENTRY}.h
 
 @dataclass(frozen=True, slots=True)
 class JoinedEntry:
-    """Entry of a draft head: projection of norm(embedding) and norm(hidden state), concatenated."""
+    """Input layer of a draft head: a projection of norm(embedding) and norm(hidden state), concatenated."""
 
     norm: Norm
     hidden_first: bool = False
@@ -44,8 +44,8 @@ class JoinedEntry:
 
 @dataclass(frozen=True, slots=True)
 class FusedEntry:
-    """Entry of a head whose first layer, a `FusedLayer`, reads the embedding and a hidden state. The hidden state is a
-    projection of the model's states, `size` dims in total, or the head's own."""
+    """Input layer of a head whose first layer is a `FusedLayer`, which reads the embedding separately. It projects the model's
+    hidden states, `size` dims in total. In later rounds the head's own hidden state is used instead."""
 
     size: int
 
@@ -58,12 +58,12 @@ class FusedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftHeadSpec(DecoderSpec):
-    """DecoderSpec of a draft head, whose layers read the output of `entry` for embedding and hidden state.
+    """Spec of a draft head: `entry` combines embedding and hidden state, and the layers read its output.
 
-    Embedding and output head are the model's, except those in `own`. `draft_vocab_size`: size of a reduced draft vocabulary;
-    None for all tokens. `reads_layers`: layers of the model whose inputs it reads, instead of the final norm's output.
-    `below`: name prefixes of its tensors in a shared checkpoint. `hands_on_normed`: the next draft reads the output of the
-    final norm instead of its input."""
+    The head uses the model's embedding and output head unless it has its own (`own_embedding`, `own_head`). `draft_vocab_size`:
+    size of a reduced draft vocabulary; None for all tokens. `reads_layers`: layers of the model whose inputs are read instead of
+    the final norm's output. `below`: name prefixes of the head's tensors in a shared checkpoint. `hands_on_normed`: the next
+    draft token is computed from the output of the head's final norm instead of the norm's input."""
 
     entry: JoinedEntry | FusedEntry
     reads_layers: tuple[int, ...] = ()
@@ -121,15 +121,15 @@ _ANY_DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """ModelSpec of a model and its draft model or head. Both store their KV cache in the blocks of one pool, `draft` after
-    `model`, so a block is freed, shared or reused for both."""
+    """Spec of a model and its draft model or draft head. Both store their KV cache in the same blocks, `draft` after `model`. A
+    block is therefore freed, shared or reused for both."""
 
     model: ModelSpec
     draft: ModelSpec
 
     @classmethod
     def of(cls, model: ModelSpec, draft: ModelSpec) -> PairSpec:
-        """Return the pair. Raises UnsupportedModel if `draft` cannot draft for `model`."""
+        """Return the spec of `model` and `draft`. Raises UnsupportedModel if `draft` cannot draft for `model`."""
         if not (model.generates and draft.generates):
             which = draft if model.generates else model
             raise UnsupportedModel(f"the draft model {which.architecture} does not generate tokens")
@@ -151,7 +151,8 @@ class PairSpec:
 
     @classmethod
     def with_head(cls, model: DecoderSpec, head: DraftHeadSpec) -> PairSpec:
-        """Return `model` with draft head `head`. The model also returns the layer inputs that the head reads."""
+        """Return the spec of `model` and its draft head `head`. The model then also returns the layer inputs that the head
+        reads."""
         return cls(replace(model, aux_layers=head.reads_layers), head)
 
     @property
@@ -188,7 +189,8 @@ class PairSpec:
 
     @property
     def draft_share(self) -> float:
-        """Ratio of the weight bytes of `draft` to those of `model`, in the same dtype: about the ratio of their step times."""
+        """Bytes of the draft's weights divided by those of the model's, in the same dtype. It approximates the ratio of their
+        step times."""
         return self.draft.weights_bytes(_ANY_DTYPE) / max(1, self.model.weights_bytes(_ANY_DTYPE))
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:

@@ -1,4 +1,4 @@
-"""Layers: how blocks are connected to the residual stream: in sequence, in parallel, or alone."""
+"""Specs of layers: how blocks are connected to the residual stream, in sequence, in parallel, or alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Adapter = tuple[
 
 @dataclass(frozen=True, slots=True)
 class SharedTransformer:
-    """Computes linear(mlp(norm(attention(norm(concatenation of x and the embedding))))), without residuals.
+    """Transformer layer that several `HybridLayer`s share. It computes linear(mlp(norm(attention(norm(concatenation of x and the
+    embedding))))), without residuals.
 
-    `name`: name of the shared weights, all but those of `linear`. `user`: number of this layer among those that share them,
-    which is part of the names of its adapters of rank `rank`. The MLP has an adapter; with `adapts_attention`, so have q, k
-    and v."""
+    `name`: name of the shared weights, which are all but those of `linear`. `user`: number of the `HybridLayer` among those that
+    share the weights; it is part of the names of its LoRA-like adapters. `rank`: rank of the adapters. The MLP has an adapter;
+    q, k and v have adapters if `adapts_attention` is set."""
 
     name: str
     attention: Attention
@@ -77,7 +78,7 @@ Block = OnlyBlock | SharedTransformer
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Parallel mixer of a layer, with multipliers for its input and output."""
+    """One of several parallel mixers of a layer, with factors for its input and its output."""
 
     mixer: Mixer
     input_multiplier: float = 1.0
@@ -86,7 +87,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class ParallelMixers:
-    """Mixers with the same input, whose outputs are added."""
+    """Mixers that read the same input, and whose outputs are added."""
 
     branches: tuple[Branch, ...]
 
@@ -112,10 +113,10 @@ class _MixerAndMLP:
 
 @dataclass(frozen=True, slots=True)
 class Layer(_MixerAndMLP):
-    """Computes x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))): norms `before` the two blocks, `after` them, or both.
+    """Layer that computes x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))). Each of the four norms is optional.
 
-    The pairs contain the norms' names. A block's output is first multiplied by `multiplier`. `mixer_norm`: kind of the norm
-    before the mixer, if it differs."""
+    `before`: names of the norms before mixer and MLP. `after`: names of the norms after mixer and MLP. `multiplier`: factor of
+    the outputs of mixer and MLP. `mixer_norm`: kind of the norm before the mixer, if it differs from `norm`."""
 
     before: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
     after: tuple[str, str] | None = None
@@ -136,7 +137,7 @@ class Layer(_MixerAndMLP):
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer(_MixerAndMLP):
-    """Computes x = norm(x + mixer(x)), then norm(x + mlp(x)), with norms of the residual stream. `norms`: their names."""
+    """Layer that computes x = norm(x + mixer(x)), then norm(x + mlp(x)). `norms`: names of the two norms."""
 
     norms: tuple[str, str]
 
@@ -150,7 +151,8 @@ class PostNormLayer(_MixerAndMLP):
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer(_MixerAndMLP):
-    """Computes x + mixer(norm(x)) + mlp(norm(x)). `norms`: the name of one norm for both, or of one for each."""
+    """Layer that computes x + mixer(norm(x)) + mlp(norm(x)). `norms`: name of the common norm, or names of the mixer's and the
+    MLP's norm."""
 
     norms: tuple[str] | tuple[str, str] = ("input_layernorm",)
 
@@ -163,7 +165,7 @@ class ParallelLayer(_MixerAndMLP):
 
 @dataclass(frozen=True, slots=True)
 class SingleLayer:
-    """Layer with one block: x + block(norm(x)). `before`: the norm's name."""
+    """Layer with one block: it computes x + block(norm(x)). `before`: name of the norm."""
 
     block: OnlyBlock
     norm: Norm
@@ -184,10 +186,11 @@ class SingleLayer:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """First layer of a draft head (EAGLE-3, 2025): x + mixer(norm(embedding) and norm(x), concatenated), then x + mlp(norm(x)).
+    """First layer of a draft head (EAGLE-3, 2025). It computes x + mixer(concatenation of norm(embedding) and norm(x)), then x +
+    mlp(norm(x)).
 
-    The embedding is the step's `input_embeds`. `normed_residual`: the mixer's output is added to norm(x) instead of x.
-    `norms`: names of the norms of the embedding, of x, and before the MLP."""
+    The embedding is the step's `input_embeds`. `normed_residual`: the mixer's output is added to norm(x) instead of x. `norms`:
+    names of the norms of the embedding, of x, and before the MLP."""
 
     mixer: Attention
     mlp: GatedMLP | PlainMLP | MoE
@@ -212,7 +215,7 @@ class FusedLayer:
 
 @dataclass(frozen=True, slots=True)
 class HybridLayer:
-    """Computes x + mixer(norm(x + shared(x and the embedding)))."""
+    """Layer that computes x + mixer(norm(x + shared(x and the embedding)))."""
 
     shared: SharedTransformer
     mixer: Recurrent

@@ -1,4 +1,4 @@
-"""Linear layers, which all blocks use."""
+"""Specs of linear layers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from runtime.weights.rules import Parameter
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Matrix [out_features, in_features] at `name`.weight. `parts`: row counts of the matrices that are merged in it.
+    """Linear layer with the matrix [out_features, in_features] `name`.weight. `parts`: row counts of the stored matrices that are
+    merged in it.
 
-    `stack` and `float32`: see `Parameter`. `reduce`: columns are split when a model is sharded (sharding.py), so each output
-    is a partial sum that an all-reduce completes."""
+    `stack`, `float32`: see `Parameter`. `reduce`: when a model is sharded, the columns are split (sharding.py). Each output is
+    then a partial sum that an all-reduce completes."""
 
     name: str
     out_features: int
@@ -25,7 +26,7 @@ class Linear:
     reduce: bool = False
 
     def parameters(self) -> Iterator[Parameter]:
-        """Yield the bias, then the weight: so the layer can be prepared as soon as its weight is read."""
+        """Yield the bias, then the weight. In this order the layer can be prepared as soon as its weight is read."""
         if self.bias:
             yield Parameter(f"{self.name}.bias", (self.out_features,), self.parts, self.stack, self.float32)
         shape = (self.out_features, self.in_features)

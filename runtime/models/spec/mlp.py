@@ -1,4 +1,4 @@
-"""Blocks that process each token separately: MLPs of two matrices, gated MLPs of three, and mixtures of experts."""
+"""Specs of blocks that process each token separately: MLPs of two matrices, gated MLPs of three, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """Computes down(activation(gate(x)) * up(x)), at `name` in its layer. `gate_multiplier`, `down_multiplier`: factors of
-    the outputs of gate and down. `down_bias`: whether down has a bias, if it differs from `bias`."""
+    """MLP that computes down(activation(gate(x)) * up(x)). `name`: its name in the layer. `gate_multiplier`, `down_multiplier`:
+    factors of the outputs of gate and down. `down_bias`: whether down has a bias; None means the same as `bias`."""
 
     intermediate_size: int
     bias: bool = False
@@ -46,7 +46,7 @@ class GatedMLP:
 
 @dataclass(frozen=True, slots=True)
 class PlainMLP:
-    """Computes down(activation(up(x))), at `name` in its layer."""
+    """MLP that computes down(activation(up(x))). `name`: its name in the layer."""
 
     intermediate_size: int
     bias: bool
@@ -103,8 +103,9 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """MLPs of one shape, gated or plain, numbered under `name`. `numbers`: their numbers in the checkpoint, if they are only
-    a part of `num_routed`; in the router's order they are `first` and the following ones."""
+    """Experts of a layer: MLPs of one shape, gated or plain, numbered below `name`. If they are only some of the layer's
+    `num_routed` experts, `numbers` are their numbers in the checkpoint. In the router's order they are `first` and the following
+    ones."""
 
     name: str
     num_experts: int
@@ -118,7 +119,7 @@ class Experts:
     num_routed: int = 0
 
     def halves(self, expert: int) -> tuple[Linear, Linear]:
-        """Return the linear layers of one expert: gate_up, or up without a gate, and down."""
+        """Return the two linear layers of expert number `expert`: gate and up merged (or up if there is no gate), and down."""
         number = self.numbers[expert] if self.numbers else expert
         name, inner, stack = f"{self.name}.{number}", self.intermediate_size, self.num_routed or self.num_experts
         down = Linear(f"{name}.down", self.hidden_size, inner, self.bias, stack=stack, reduce=True)
@@ -134,13 +135,14 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class MoE:
-    """Weighted sum of the experts that the router selects for each token, plus `shared`, which every token uses.
+    """Mixture of experts: the weighted sum of the experts that the router selects for each token, plus the MLP `shared` for every
+    token.
 
-    `weighs_input`: the input of a token's only expert is multiplied by the sigmoid of its logit, and its output is not
-    weighted (Llama 4, 2025). `shared_gate`: the output of `shared` is multiplied by the sigmoid of a linear layer with one
-    output. `bias`, `activation`, `gated`: of the experts. `latent`: smaller vector space of the experts. `order`: checkpoint
-    numbers of the experts in the router's order, of which `num_held` from `first` on are on this device; () if all are, in
-    the checkpoint's order."""
+    `weighs_input`: a token has one expert; its input is multiplied by the sigmoid of the expert's logit, and its output has no
+    weight (Llama 4, 2025). `shared_gate`: the output of `shared` is multiplied by the sigmoid of a linear layer with one output.
+    `bias`, `activation`, `gated`: properties of the experts. `latent`: smaller vector space in which the experts compute.
+    `order`: checkpoint numbers of the experts in the router's order, of which this device has `num_held` from index `first` on.
+    If `order` is empty, it has all, in the checkpoint's order."""
 
     num_experts: int
     intermediate_size: int
@@ -167,7 +169,7 @@ class MoE:
         return replace(experts, num_experts=self.num_held, numbers=held, first=self.first, num_routed=self.num_experts)
 
     def latent_linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Return the projections into the experts' latent space and out of it, if they have one."""
+        """Return the projections to and from the experts' latent space; none if they have no latent space."""
         if self.latent is None:
             return ()
         size, bias = self.latent.size, self.latent.bias

@@ -1,4 +1,5 @@
-"""Interface of model specs: facts that are known before weights are read, for native models and those run through transformers."""
+"""Interface of model specs, which describe a model before its weights are read. Our decoder and transformers' modules implement
+it."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from runtime.weights.rules import WeightsError
 class EncoderSpec:
     """Media encoder and projector, computed by modules of transformers' class `architecture`.
 
-    `modalities`: the served ones of "image", "audio", "video". `stored_below`: name prefix of its tensors in checkpoints.
-    `config`: config.json of the whole model. `whole_items`: all tokens of an item attend to each other, so an item is never
-    split. `num_deepstack`: extra vectors that the first layers add to their outputs, one each (Qwen3-VL, 2025). `is_packed`:
-    one call takes patches of several items, with the grid of each. `rope_positions`: positions of tokens for a rotary embedding
-    of three axes. `multiplier`: output scale, if the decoder scales embeddings. `apart`: audio is encoded differently when
-    images are present, see `media.beside_pictures`.
-
-    `num_outputs`: outputs per item, if the decoder reads them by cross-attention instead of as embeddings; every prompt then
-    has one item. `own`: the encoder in our own layers, without a class of transformers. `speech`: audio input of a speech
-    model."""
+    - `modalities`: supported ones of "image", "audio", "video"; `speech`: audio input of a speech model
+    - `stored_below`: name prefixes of the encoder's tensors in checkpoints; `config`: config.json of the whole model
+    - `whole_items`: all tokens of an item attend to each other, so an item is never split over steps
+    - `num_deepstack`: number of the decoder's first layers that each add a further vector per output (Qwen3-VL, 2025)
+    - `is_packed`: one call can encode patches of several items
+    - `rope_positions`: function that computes M-RoPE positions
+    - `multiplier`: factor of the outputs, if the decoder scales embeddings
+    - `apart`: audio is encoded differently if the prompt has images (`media.beside_pictures`)
+    - `num_outputs`: outputs per item, if the decoder reads them by cross-attention; every prompt then has one item
+    - `own`: spec of an encoder that our own layers compute instead of transformers' modules"""
 
     architecture: str
     modalities: frozenset[str]
@@ -43,14 +44,15 @@ class EncoderSpec:
 
 
 class UnsupportedModel(WeightsError):
-    """Error of a config that uses an unsupported option or is invalid."""
+    """Error: a model's config is invalid or uses an unsupported option."""
 
 
 class ModelSpec(Protocol):
-    """Description of a model before its weights are read, for native models and those run through transformers.
+    """Description of a model before its weights are read, for native models and models run through transformers.
 
-    `max_model_len`: longest context in tokens. `generates`: it computes logits, from which tokens are sampled. `hands_on`:
-    its hidden states only go to the next pipeline stage. `encoder`: media encoder, if prompts may contain media."""
+    `max_model_len`: longest context in tokens. `generates`: the model computes logits, from which tokens are sampled.
+    `hands_on`: it is a pipeline stage, and its hidden states are sent to the next one. `encoder`: media encoder; None if prompts
+    contain text only."""
 
     @property
     def architecture(self) -> str: ...
@@ -68,10 +70,10 @@ class ModelSpec(Protocol):
     def encoder(self) -> EncoderSpec | None: ...
 
     def weights_bytes(self, dtype: str) -> int:
-        """Return the bytes of all parameters, stored as `dtype`."""
+        """Return the size of all parameters in bytes, if they are stored as `dtype`."""
         ...
 
     def memory_kinds(self) -> tuple[MemoryKind, ...]:
-        """Return the kind of memory that each attention or recurrent layer needs per sequence, in the order of a forward
-        pass. Dtypes may be undecided."""
+        """Return the memory kind of each attention or recurrent layer, in the order of a forward pass. Their dtypes may be
+        undecided."""
         ...

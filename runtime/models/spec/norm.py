@@ -1,4 +1,4 @@
-"""Norms of the residual stream, of a block's output, and of heads."""
+"""Specs of norms: of the residual stream, of a block's output, and of heads."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from runtime.weights.rules import Parameter
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Norm x / sqrt(mean(x^2) + eps) * weight; the weight is optional."""
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight. The weight is optional."""
 
     eps: float
     weight: bool = True
 
     def parameters(self, name: str, *sizes: int) -> Iterator[Parameter]:
-        """Yield the weight of norms over concatenated vectors of these sizes."""
+        """Yield the norm's weight, if it has one. `sizes`: sizes of the vectors that are concatenated in it."""
         if self.weight:
             yield Parameter(f"{name}.weight", (sum(sizes),), sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Norm (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; weight and bias are optional."""
+    """Layer norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias. Weight and bias are optional."""
 
     eps: float
     weight: bool = True

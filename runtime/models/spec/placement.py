@@ -1,7 +1,8 @@
-"""Expert placement files: the experts of each device.
+"""Reader of files that place experts on devices.
 
-The JSON is a list of expert numbers for each device, for all layers; or an object of such lists by layer, as in {"3": [[0,
-2], [1, 3]]}. Layers that are not named keep neighbouring experts together. Every device has the same number of experts."""
+The JSON is a list with the expert numbers of each device, for all layers. Or it is an object with such lists by layer number, as
+in {"3": [[0, 2], [1, 3]]}. Layers that are not in the object have consecutive experts on each device. Every device must have the
+same number of experts."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from runtime.models.spec.sharding import Placement
 
 
 def read_placement(path: Path, num_layers: int, size: int) -> Placement:
-    """Read the placement of experts for a model of `num_layers` on `size` devices. Raises OSError, or ValueError for invalid
-    contents."""
+    """Read the placement of experts for a model with `num_layers` layers on `size` devices. Raises OSError, and ValueError for
+    invalid content."""
     given = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(given, list):
         order = _order(given, size, "it")

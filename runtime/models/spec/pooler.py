@@ -17,7 +17,7 @@ PoolerActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "sil
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Computes norm(activation(linear(x))). `norm_name`: name of the norm's weights."""
+    """Layer of a pooler that computes norm(activation(linear(x))). `norm_name`: name of the norm's weights."""
 
     linear: Linear
     activation: PoolerActivation = "identity"
@@ -31,9 +31,11 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class PoolerSpec:
-    """Pooling of a model. `pooling`, `normalize`: defaults of embeddings, with `dense` layers in between. `head`: layers
-    after pooling, or for each token if `labels_tokens`, with one output per label; `activation` converts outputs to
-    probabilities. `matryoshka_dimensions`, `label_token_ids`: see `PoolerInfo`."""
+    """Pooling of a model's hidden states to embeddings and class scores.
+
+    `pooling`, `normalize`: defaults for embeddings; the layers `dense` are between both. `head`: layers that compute class
+    scores after pooling, or for each token if `labels_tokens`. They have one output per entry of `labels`; `activation` converts
+    outputs to probabilities. `matryoshka_dimensions`, `label_token_ids`: see `PoolerInfo`."""
 
     pooling: SequencePooling = "last"
     normalize: bool = True
@@ -57,7 +59,7 @@ class PoolerSpec:
             yield from each.parameters()
 
     def info(self, hidden_size: int, num_token_types: int = 0) -> PoolerInfo:
-        """Return the description of the pooler for the server."""
+        """Return the pooler's properties that the server needs."""
         return PoolerInfo(
             embedding_size=self.dense[-1].linear.out_features if self.dense else hidden_size,
             pooling=self.pooling,

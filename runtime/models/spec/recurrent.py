@@ -1,4 +1,4 @@
-"""Recurrent mixers: their state of a sequence has a fixed size, independent of its length."""
+"""Specs of recurrent mixers. Their state of a sequence has a fixed size, independent of the sequence's length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from runtime.weights.rules import Parameter
 
 
 def _conv_parameters(name: str, channels: int, conv_kernel: int, bias: bool) -> Iterator[Parameter]:
-    """Yield the parameters of a depthwise convolution over time."""
     if bias:
         yield Parameter(f"{name}.bias", (channels,))
     yield Parameter(f"{name}.weight", (channels, 1, conv_kernel))
@@ -20,12 +19,11 @@ def _conv_parameters(name: str, channels: int, conv_kernel: int, bias: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """Mamba-2 layer (Dao and Gu 2024): a convolution over the last `conv_kernel` tokens, then a state space scan
-    (`ops.ScanHeads`).
+    """Mamba-2 mixer (Dao and Gu 2024): a convolution over the last `conv_kernel` tokens, then a state space scan (`ops.ScanHeads`).
 
-    The output is gated by silu. `norm`: norm by group, of the gated output (`gate_first`) or of the output before the gate.
-    `bias`, `output_bias`: biases of the two projections. `multipliers`: factors of gate, x, B, C and dt in the first
-    projection's output."""
+    The output is multiplied by SiLU of a gate. `norm`: norm of each group, after the gate if `gate_first`, else before the gate.
+    `bias`, `output_bias`: input and output projection have a bias. `multipliers`: factors of gate, x, B, C and dt in the output
+    of the input projection."""
 
     num_heads: int
     head_size: int
@@ -57,7 +55,7 @@ class Mamba2:
         )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Return the input projection, to gate, channels and dt, and the output projection."""
+        """Return the input projection, whose outputs are gate, channels and dt, and the output projection."""
         into = self.inner_size + self.channels + self.num_heads
         return (
             Linear(f"{layer}.mamba.in_proj", into, hidden_size, self.bias),
@@ -76,9 +74,9 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """State space layer of channels (Gu and Dao 2023), each with a state of `state_size` dims that decay at separate rates.
-    `rank`: number of dims from which dt is projected. `norm`: norm of these dims, of B and of C, with separate weights, or
-    without weights (`norm_weights` False). `bias`: of the input and output projections."""
+    """Mamba mixer: a state space scan of each channel (Gu and Dao 2023). A channel's state has `state_size` dims, which decay at
+    separate rates. `rank`: number of dims from which dt is projected. `norm`: norm of these dims, of B and of C; `norm_weights`:
+    the norms have weights. `bias`: input and output projection have a bias."""
 
     inner_size: int
     state_size: int
@@ -94,7 +92,8 @@ class Mamba:
         return State(RecurrentStateSpec(((self.conv_kernel - 1, self.inner_size), (self.inner_size, self.state_size))))
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Return the projections to x and gate, of the output, to dt, B and C, and from the dims of dt to all channels."""
+        """Return four projections: from the input to x and gate, to the output, from x to dt's dims, B and C, and from dt's dims
+        to all channels."""
         name, inner = f"{layer}.mamba", self.inner_size
         return (
             Linear(f"{name}.in_proj", 2 * inner, hidden_size, self.bias),
@@ -118,8 +117,8 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """Linear attention with the gated delta rule (Yang et al. 2024): q, k and v are convolved over `conv_kernel` tokens,
-    then update the state as in `ops.DeltaHeads`. `norm`: of each head's output, before it is multiplied by silu of a gate."""
+    """Linear attention with the gated delta rule (Yang et al. 2024). q, k and v are convolved over `conv_kernel` tokens, then
+    update the state as in `ops.DeltaHeads`. `norm`: norm of each head's output, which is then multiplied by SiLU of a gate."""
 
     num_key_heads: int
     num_value_heads: int
@@ -146,7 +145,7 @@ class GatedDeltaNet:
         )
 
     def linears(self, layer: str, hidden_size: int) -> tuple[Linear, ...]:
-        """Return the projections to q, k, v and gate, of the output, and to b and a of each head."""
+        """Return three projections: to q, k, v and gate, to the output, and to b and a of each head."""
         name, sizes = f"{layer}.linear_attn", (self.channels, self.inner_size)
         return (
             Linear(f"{name}.in_proj_qkvz", sum(sizes), hidden_size, parts=sizes),
@@ -166,7 +165,8 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """Computes c * conv(b * x): b, c and x are projections of the input; the convolution is over `conv_kernel` tokens."""
+    """Short convolution that computes c * conv(b * x), where b, c and x are projections of the input. It spans `conv_kernel`
+    tokens."""
 
     conv_kernel: int
     size: int

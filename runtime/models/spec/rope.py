@@ -32,15 +32,15 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class FactorScaling:
-    """Division of each frequency by its own factor; there are `dim / 2` factors."""
+    """RoPE scaling that divides each of the `dim / 2` frequencies by its own factor."""
 
     factors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """Division of each frequency by its own factor: from `long` if contexts may exceed `original_max_positions`, else from
-    `short`. `attention_factor` multiplies cosines and sines in both cases."""
+    """RoPE scaling that divides each frequency by its own factor: from `long` if the longest context exceeds
+    `original_max_positions`, else from `short`. `attention_factor` multiplies cosines and sines in both cases."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
@@ -50,7 +50,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """RoPE of the first `rotary_pairs` pairs only, with the frequencies of a full rotation; all are divided by `factor`."""
+    """RoPE of the first `rotary_pairs` pairs of dims only. Frequencies are those of a full rotation, divided by `factor`."""
 
     rotary_pairs: int
     factor: float
@@ -61,8 +61,9 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | Long
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotation of the first `dim` (even) of a head's dims. `scaling` None: no scaling. `axes`: for each pair of dims, the
-    index of the position that rotates it: time, height or width (M-RoPE, Qwen2-VL 2024); () for a single position."""
+    """Rotary embedding of the first `dim` (even) dims of a head. `scaling`: None means no scaling. `axes`: for each pair of
+    dims, the index of the position that rotates it: time, height or width (M-RoPE, Qwen2-VL 2024). () means that tokens have one
+    position."""
 
     dim: int
     theta: float

@@ -1,9 +1,9 @@
-"""Sharding: the part of a model that one device computes, as a smaller spec, and the slices of each parameter in it.
+"""Tensor parallel sharding: the spec of the part of a model that one device computes, and the slice of each parameter in it.
 
-Heads, inner sizes of MLPs and of every expert, and the vocabulary are split (Megatron-LM, Shoeybi et al. 2019). Row-parallel
-layers yield partial sums (`reduced_linears`), and their bias belongs to the first device. If there are fewer KV heads than
-devices, neighbours have the same one. A mixer whose inner parts depend on all heads or on earlier tokens is computed whole
-on every device (`kept_whole`). Pure functions on data; the caller adds partial sums."""
+Heads, inner sizes of MLPs and of every expert, and the vocabulary are split (Megatron-LM, Shoeybi et al. 2019). Linear layers
+whose columns are split yield partial sums (`reduced_linears`), and only the first device adds their bias. If there are fewer KV
+heads than devices, adjacent devices have the same KV head. If inner parts of a mixer depend on all heads or on earlier tokens,
+every device computes the whole mixer (`kept_whole`). These are pure functions on data; the caller sums over devices."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from runtime.weights.rules import Cut, Parameter, Span
 
 
 class Placement(NamedTuple):
-    """Assignment of whole experts to devices (expert parallel). `orders`: by layer index, all experts by the checkpoint's
-    numbers, in the order of devices, equally many on each. Other layers keep the checkpoint's order."""
+    """Assignment of whole experts to devices (expert parallelism). `orders`: by layer index, the checkpoint numbers of all experts
+    in the order of devices. Every device has the same number of experts. Layers not in `orders` keep the checkpoint's order."""
 
     orders: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None = None) -> DecoderSpec:
-    """Return the spec of device `rank` of `size`; names stay. `placement`: of experts; None splits each expert by columns.
+    """Return the part of `spec` that device `rank` of `size` computes. Names of parameters are unchanged. `placement`: assignment
+    of whole experts to devices; None splits each expert by columns.
 
-    Raises UnsupportedModel, naming what cannot be divided."""
+    Raises UnsupportedModel if a size cannot be divided by `size`."""
     if not 0 <= rank < size:
         raise ValueError(f"there is no rank {rank} of {size}")
     if size == 1:
@@ -60,7 +61,7 @@ def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None
 
 
 def cuts(spec: DecoderSpec) -> dict[str, Cut]:
-    """Return the part that `spec`, a result of `sharded`, has of each parameter that is split."""
+    """Return the slice of each split parameter that `spec`, a result of `sharded`, contains, by parameter name."""
     spec = spec.all_layers  # cuts of all layers, also of other stages
     if spec.shard_of is None:
         return {}
@@ -84,7 +85,7 @@ def cuts(spec: DecoderSpec) -> dict[str, Cut]:
 
 
 def _reordered(moe: MoE, layer: str, hidden_size: int) -> Iterator[tuple[str, Cut]]:
-    """Yield the cuts of parameters with one row per expert, in the router's order."""
+    """Yield (parameter name, slice) of the router's parameters, which have one row per expert in the router's order."""
     rows = tuple(Span(number, number + 1) for number in moe.order)
     router = moe.router_linear(layer, hidden_size)
     for parameter in router.parameters():
@@ -106,13 +107,14 @@ def _cut(whole: Parameter, own: Parameter, rank: int, size: int) -> Cut:
 
 
 def _span(count: int, held: int, rank: int, size: int) -> Span:
-    """Return the span of `rank`, `held` of `count`. With fewer spans than devices, adjacent devices have the same one."""
+    """Return the part of device `rank`: `held` of `count` items. If there are fewer parts than devices, adjacent devices have
+    the same one."""
     start = rank * (count // held) // size * held
     return Span(start, start + held)
 
 
 def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
-    """Yield the names of linear layers of `spec`, a result of `sharded`, that yield partial sums, except those of experts."""
+    """Yield the names of linear layers that yield partial sums, except those of experts. `spec`: a result of `sharded`."""
     if spec.shard_of is not None:
         whole = {linear.name: linear for linear in spec.whole.linears()}
         for linear in spec.linears():
@@ -121,23 +123,24 @@ def reduced_linears(spec: DecoderSpec) -> Iterator[str]:
 
 
 class DeferredSums(NamedTuple):
-    """All-reduces that are merged with the next norm. `norms`: names of norms that receive partial sums and reduce them
-    first. `parts`: names of linears and experts that yield these partial sums, and are not reduced separately."""
+    """All-reduces that are fused with the next norm. `norms`: names of the norms that first sum their input over ranks. `parts`:
+    names of the linear layers and experts whose partial sums these norms read; they are not reduced separately."""
 
     norms: frozenset[str]
     parts: frozenset[str]
 
 
 def deferred_sums(spec: DecoderSpec) -> DeferredSums:
-    """Return the all-reduces of `spec`, a result of `sharded`, that the next norm of the residual stream can perform. Each
-    becomes one operation with the norm, and parallel blocks share one."""
+    """Return the all-reduces that can be fused with the next norm of the residual stream. `spec`: a result of `sharded`. Blocks
+    in parallel need a single all-reduce."""
     spec = spec.all_layers  # the first norm of a stage adds the sums that the previous stage left
     reduced = frozenset(reduced_linears(spec)) | (
         frozenset() if spec.shard_of is None else {each.name for each in spec.experts()}
     )
 
     def of(name: str, *blocks: OnlyBlock) -> frozenset[str]:
-        """Return the names of all partial sums in the blocks' outputs; none if some output is not a partial sum."""
+        """Return the names of the linear layers and experts that yield the blocks' partial sums; none if some output is not a
+        partial sum."""
         found = [_last_of(block, name, spec.hidden_size) & reduced for block in blocks]
         return frozenset().union(*found) if all(found) else frozenset()
 
@@ -186,7 +189,7 @@ def _within_experts(spec: DecoderSpec) -> Iterator[frozenset[str]]:
 
 
 def kept_whole(spec: DecoderSpec) -> frozenset[str]:
-    """Return the kinds of blocks that `spec`, a result of `sharded`, computes completely on every device."""
+    """Return the class names of blocks that every device computes completely. `spec`: a result of `sharded`."""
     if spec.shard_of is None:
         return frozenset()
     layers = zip(spec.whole.layers, spec.all_layers.layers, strict=True)
@@ -220,7 +223,6 @@ def _layer(layer: AnyLayer, size: int) -> AnyLayer:
 
 
 def _placed(spec: DecoderSpec, index: int, layer: AnyLayer, rank: int, size: int, placement: Placement) -> AnyLayer:
-    """Return `layer` with whole experts instead of a part of each expert."""
     whole = next((block for block in spec.layers[index].blocks if isinstance(block, MoE)), None)
     if whole is None:
         return layer

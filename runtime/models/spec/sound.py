@@ -1,5 +1,5 @@
-"""Audio encoder with our own blocks: convolutions over time, then layers with full attention over a window (Whisper, Radford
-et al. 2022)."""
+"""Spec of an audio encoder computed by our own blocks: convolutions over time, then full attention over a window of audio
+(Whisper, Radford et al. 2022)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CONVOLUTIONS = ("model.conv1", "model.conv2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundEncoderSpec(DecoderSpec):
-    """Spec of two convolutions, each followed by `activation`, and layers. The first convolution reads features of
-    `num_mel_bins` bands, in float32; the second has stride 2. There is no vocabulary: `positions` has a row for each output."""
+    """Audio encoder: two convolutions, each followed by `activation`, then layers. The first convolution reads `num_mel_bins`
+    mel bands in float32; the second has stride 2. There is no vocabulary. `positions` has a row for each output."""
 
     num_mel_bins: int
     activation: Activation

@@ -1,7 +1,7 @@
-"""Pipeline stages: consecutive layers for one of several groups of devices, as a smaller spec.
+"""Pipeline stages: specs of consecutive layers, one stage for each of several groups of devices.
 
-The first stage has the embedding, the last the head or pooler; a tied embedding is in both. Pure functions on data; the
-caller transfers hidden states."""
+The first stage has the embedding, the last one the output head or pooler. A tied embedding is in both. These are pure functions
+on data; the caller transfers hidden states between stages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from runtime.weights.rules import Parameter
 
 
 def stages(spec: DecoderSpec, size: int, draft: ModelSpec | None = None) -> tuple[DecoderSpec, ...]:
-    """Split `spec`, which may be a shard, into `size` stages that read about the same amount of weights per step. Names stay.
+    """Split `spec` into `size` stages that read about the same amount of weights per step. `spec` may be a shard. Names are
+    unchanged.
 
-    `draft`: draft model or head on the last stage; its caches follow that stage's. Raises UnsupportedModel."""
+    `draft`: draft model or draft head on the last stage; its KV caches follow those of that stage. Raises UnsupportedModel."""
     if size == 1:
         return (spec,)
     num_layers = len(spec.layers)
@@ -76,7 +77,8 @@ def keeps_embedding(spec: DecoderSpec) -> bool:
 
 
 def even_layers(spec: DecoderSpec, size: int) -> list[int]:
-    """Return the number of layers of each stage that minimises the weights of the largest stage, head included."""
+    """Return the number of layers of each stage, such that the weights of the largest stage, including the output head, are
+    minimal."""
     sizes = [_num(layer.parameters("", spec.hidden_size)) for layer in spec.layers]
     sizes[-1] += prod((spec.head.out_features, spec.head.in_features)) if spec.generates else 0
     totals = list(accumulate(sizes, initial=0))

@@ -131,8 +131,6 @@ def lazily(source: TensorSource, names: Sequence[str], progress: Report) -> dict
 
 @dataclass(slots=True)
 class _Reading:
-    """Progress of reading: `num_read` of `total` tensors of `source`."""
-
     source: TensorSource
     progress: Report
     total: int

@@ -157,8 +157,6 @@ class TransformersHead:
 
 
 class _ComputedBase(nn.Module):
-    """Replaces a model's base model and returns the stored `output` instead of computing."""
-
     output: Any = None
 
     def forward(self, *_: Any, **__: Any) -> Any:

@@ -91,7 +91,6 @@ class PaddedModel:
         return packed
 
     def _states(self, step: ForwardStep, rows: Sequence[slice]) -> Tensor:
-        """Return states [R, longest row, H + C]."""
         ids = pad_sequence(
             [step.input_ids[row] for row in rows], batch_first=True, padding_value=self.spec.pad_token_id
         )

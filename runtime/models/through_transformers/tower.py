@@ -99,7 +99,6 @@ class Tower:
         return list(features.split_with_sizes(sizes))
 
     def _outputs(self, modality: str, given: Sequence[made_up.Inputs]) -> Tensor:
-        """Return outputs [N, W] of processed items, concatenated."""
         taken = {name: [each[name] for each in given] for name in given[0] if name in self._takes[modality]}
         known = taken.get(_GRIDS.get(modality, ""))
         if known is None or self._grids is None:
@@ -119,7 +118,6 @@ class Tower:
         return self.passes.run(key, self._grids.num_outputs(grids), placed, compute)
 
     def _computed(self, modality: str, inputs: Mapping[str, Tensor], beside: Mapping[str, Any] = _NOTHING) -> Tensor:
-        """Compute `inputs`, which are on the encoder's device, with further inputs `beside`."""
         found = self._features[modality](**inputs, **beside, return_dict=True)
         features = _flat(found.last_hidden_state if found.pooler_output is None else found.pooler_output)
         if self.spec.num_deepstack and modality == "audio":  # only images and videos have them
@@ -333,7 +331,6 @@ def num_parameters(spec: EncoderSpec) -> int:
 
 
 def _small_decoder(spec: EncoderSpec) -> Any:
-    """Return transformers' config of the model, with a decoder of no layers."""
     config: Mapping[str, Any] = spec.config
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING or not hasattr(transformers, spec.architecture):
@@ -350,7 +347,6 @@ def _small_decoder(spec: EncoderSpec) -> Any:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without the decoder's quantisation: encoders are never quantised."""
     return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
@@ -367,7 +363,6 @@ def _is_decoders(name: str) -> bool:
 
 
 def _drop_decoder(model: nn.Module) -> None:
-    """Remove the decoder. An empty embedding, a norm and a head remain."""
     for parent in [*model.modules()]:
         for name in _DECODERS:
             if name in dict(parent.named_children()):

@@ -128,14 +128,12 @@ class _Parts(NamedTuple):
 
 
 def _packed(block: Any) -> _Parts:
-    """Return the parts of a block of Qwen or GLM."""
     attention = block.attn
     qkv = [attention.qkv] if hasattr(attention, "qkv") else [attention.q, attention.k, attention.v]
     return _Parts((block.norm1, block.norm2), attention, attention.scaling, qkv, attention.proj, block.mlp)
 
 
 def _siglip(layer: Any) -> _Parts:
-    """Return the parts of a layer of SigLIP, CLIP or Idefics 3."""
     attention = layer.self_attn
     scale = attention.scale if hasattr(attention, "scale") else attention.scaling
     norms = layer.layer_norm1, layer.layer_norm2

@@ -75,7 +75,6 @@ class FourBitsWritten(Coded):
         np.multiply(numbers, scales.reshape(out.shape), out=out)
 
     def _scales(self, raw: Mapping[str, Bytes], span: Span) -> Floats:
-        """Return the scales of the blocks that overlap these rows."""
         stored = raw["scales"].reshape(-1)
         if not self.nested:
             return stored.view(np.float32)
@@ -88,7 +87,6 @@ class FourBitsWritten(Coded):
 
 
 def _upper_second(packed: Bytes) -> Bytes:
-    """Swap the two codes of each byte, so that the first one is in the lower half."""
     return (packed >> 4 | packed << 4).astype(np.uint8)
 
 

@@ -92,13 +92,11 @@ class PackedWritten(Coded):
 
 
 def _scales(raw: Mapping[str, Bytes], dtype: str) -> Floats:
-    """Return scales [rows, groups]; a single scale is repeated."""
     scales, num_rows = as_floats(raw["scales"].reshape(len(raw["scales"]), -1), dtype), len(raw["weight"])
     return scales if len(scales) == num_rows else scales.repeat(num_rows, 0)
 
 
 def _signed(zeros: Bytes) -> Floats:
-    """Return zero points [rows, groups] from one byte each."""
     return zeros.reshape(len(zeros), -1).view(np.int8).astype(np.float32)
 
 
@@ -183,7 +181,6 @@ def _is_named(layer: str, target: str) -> bool:
 
 
 def _is_one(scales: StoredTensor, num_rows: int) -> bool:
-    """Return whether there is a single scale for several rows."""
     return prod(scales.shape) == 1 and num_rows > 1
 
 

@@ -70,7 +70,6 @@ def of_compressed_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[Compos
 
 
 def _as_ggml(raw: Mapping[str, Bytes]) -> Bytes:
-    """Convert rows of both tensors to rows of ggml's blocks."""
     packed = raw["weight"].reshape(-1, _BYTES)
     numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, 2, _BYTES)
     out = np.empty((len(packed), 1 + _BYTES), np.uint8)
