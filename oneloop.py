@@ -1,6 +1,6 @@
-"""oneloop for programs: `from oneloop import LLM, SamplingParams`; see server/llm/README.md. `python -m oneloop`: the command line.
+"""Python interface of oneloop: `from oneloop import LLM` (server/llm/README.md). `python -m oneloop`: the command line.
 
-Nothing is imported before it is used. In a wheel this file is `oneloop/__init__.py`, and the folders beside it are inside of it."""
+Modules are imported on first use. In a wheel, this file is `oneloop/__init__.py`, and contains the folders next to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return the exit code."""
     from server.__main__ import main as run
 
     return run()

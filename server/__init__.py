@@ -1,4 +1,4 @@
-"""OpenAI-compatible HTTP server above `runtime`, and the same engine for Python programs: `LLM`.
+"""OpenAI-compatible HTTP server on top of `runtime`, and the Python interface `LLM` to the same engine.
 
 Nothing heavy is imported here: `python -m server --help` imports this module."""
 

@@ -1,7 +1,6 @@
-"""Composition root: `python -m server`, also installed as `oneloop`, and its sub-commands (`COMMANDS`).
+"""Entry point: `python -m server`, also installed as `oneloop`, and its sub-commands (`COMMANDS`).
 
-Reads the options, opens the port, and only then imports heavy modules. Imports are inside functions on purpose, so that
-`--help` and option errors are fast."""
+It reads the options, opens the port, and only then imports heavy modules. Imports in functions keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ def main() -> int:
 
 
 def refused(error: ConfigError, config: ServerConfig) -> int:
-    """Report why nothing can be served, in the format of --log-format. Return the exit code."""
+    """Report `error` in the format of --log-format. Return the exit code."""
     if config.log_format == "json":
         import logging
 
@@ -87,8 +86,8 @@ def refused(error: ConfigError, config: ServerConfig) -> int:
 
 
 def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerConfig, socket.socket]:
-    """Return `config`, with the address of a socket passed by a service manager, and that socket, or else the socket that
-    `config` names. Host checks and access rules use this address. Raises OSError, ConfigError."""
+    """Return `config` and the listening socket. If a service manager passed a socket, `config` gets the address of that socket,
+    which host checks and access rules use. Otherwise the socket is opened as `config` says. Raises OSError, ConfigError."""
     from server.process.listening import passed
 
     sock = passed(os.environ)
@@ -104,7 +103,7 @@ def opened(config: ServerConfig, stack: contextlib.ExitStack) -> tuple[ServerCon
 
 
 def listening(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
-    """Open and return the socket that `config` names. Raises OSError."""
+    """Context that opens the socket that `config` names. Raises OSError."""
     from server.process.listening import listen, listen_at
 
     return listen(config.host, config.listen_port) if config.uds is None else listen_at(Path(config.uds))
@@ -161,7 +160,7 @@ def check_early(config: ServerConfig) -> None:
 
 
 def _in_cli(name: str, function: str = "main") -> Callable[[list[str]], int]:
-    """Return a command of a file in `server/cli` that does not use the engine."""
+    """Return the command implemented by `function` of the file `name` in `server/cli`, for commands that do not use the engine."""
 
     def run(argv: list[str]) -> int:
         code: int = getattr(import_module(f"{__package__}.cli.{name}"), function)(argv)
@@ -178,7 +177,7 @@ def bench(argv: list[str]) -> int:
 
 
 def _at_terminal(function: str) -> Callable[[list[str]], int]:
-    """Return a command of `server/cli/chat.py`, which checks the options of a model in this process as a start does."""
+    """Return the command implemented by `function` of `server/cli/chat.py`. The command checks options as a server start does."""
 
     def run(argv: list[str]) -> int:
         code: int = getattr(import_module(f"{__package__}.cli.chat"), function)(argv, check_early)
@@ -212,7 +211,7 @@ def list_models(argv: list[str]) -> int:
 
 
 class _Library:
-    """Models on this disk; see `server.models.library.Library`."""
+    """Implementation of `server.models.library.Library`: the models on this disk."""
 
     def pull(self, name: str, revision: str | None, report: Report, cancel: Event) -> Path:
         from runtime.weights import library
@@ -247,7 +246,7 @@ class _Library:
 
 @contextlib.contextmanager
 def _weights_errors() -> Iterator[None]:
-    """Raise errors about a model's files as ValueError, which commands report."""
+    """Context in which errors about a model's files become ValueErrors, which commands report."""
     from runtime.weights.rules import WeightsError
 
     try:
@@ -257,7 +256,7 @@ def _weights_errors() -> Iterator[None]:
 
 
 def _of_library(function: str) -> Callable[[list[str]], int]:
-    """Return a command of `server/cli/library.py`."""
+    """Return the command implemented by `function` of `server/cli/library.py`."""
 
     def run(argv: list[str]) -> int:
         code: int = getattr(import_module(f"{__package__}.cli.library"), function)(argv, _Library())
@@ -323,7 +322,7 @@ def quantise(argv: list[str]) -> int:
 
 
 def print_help(argv: list[str]) -> int:
-    """Print the commands. Return the exit code."""
+    """Print the list of commands. Return the exit code."""
     print(overview())
     return 0
 
@@ -342,7 +341,7 @@ _COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
 
 
 def serve(config: ServerConfig, sock: socket.socket, started_s: float) -> int:
-    """Serve on `sock` until a signal. Return the exit code. `started_s`: `time.monotonic()` when the process began."""
+    """Serve on `sock` until a signal arrives. Return the exit code. `started_s`: `time.monotonic()` at the start of the process."""
     if config.device in ("auto", "cuda"):
         from runtime.preload import preload_device
 

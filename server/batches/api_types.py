@@ -1,4 +1,4 @@
-"""Wire types of /v1/files and /v1/batches: bodies, forms, queries and answers."""
+"""Wire types of /v1/files and /v1/batches: bodies, forms, queries and responses."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = _HOUR_S, 30 * 24 * _HOUR_S
 
 
 class ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Expiry of a file, `seconds` after its creation."""
+    """Expiry of a file: `seconds` after its creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 
 
 class CreateBatch(Struct, kw_only=True):
-    """Body of a new batch. `completion_window`: hours or days, `24h` or `7d`; OpenAI has only 24h."""
+    """Body of a request that creates a batch. `completion_window`: hours or days, such as `7d`; OpenAI accepts only 24h."""
 
     input_file_id: Name
     endpoint: Url
@@ -47,7 +47,7 @@ class CreateBatch(Struct, kw_only=True):
 
 
 class ListQuery(Struct, kw_only=True):
-    """Query of a list. `after`: id of the last object of the previous page."""
+    """Query parameters of a list. `after`: id of the last object of the previous page."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     after: Name | None = None
@@ -64,7 +64,7 @@ BATCH: Wire[CreateBatch] = Wire(CreateBatch, {})
 
 
 def expires_after(fields: Mapping[str, str]) -> ExpiresAfter | None:
-    """Return the expiry in a form's fields `expires_after[…]`, or None. Raises InvalidRequest."""
+    """Return the expiry that a form's fields `expires_after[…]` set, or None without them. Raises InvalidRequest."""
     given = {name[len(_EXPIRY) + 1 : -1]: value for name, value in fields.items() if is_expiry(name)}
     if not given:
         return None
@@ -134,7 +134,7 @@ class ReasoningTokens(Struct):
 
 
 class BatchUsage(Struct):
-    """Usage of all answers so far."""
+    """Token usage of all answers of a batch so far."""
 
     input_tokens: int
     input_tokens_details: CachedTokens
@@ -197,7 +197,8 @@ P = TypeVar("P", bound=Page)
 
 
 def page(kind: type[P], found: Sequence[_Listed], *, after: str | None, limit: int) -> P:
-    """Return the `limit` objects after the id `after`. Raises InvalidRequest if `after` is not in `found`."""
+    """Return a page of `found`: at most `limit` objects that follow the object with id `after`. Raises InvalidRequest for an
+    unknown `after`."""
     start = 0
     if after is not None:
         places = [place for place, each in enumerate(found) if each.id == after]

@@ -1,7 +1,7 @@
-"""FileStore: files uploaded by clients or written by batches, in a folder, limited in number and size.
+"""FileStore: files uploaded by clients or written by batches, in a folder. Their number and size are limited.
 
-A file consists of NAME.data, its content, and NAME.json, its metadata, which is written last and marks the content as
-complete. A file belongs to its API key: other keys except the administrator's get the same answer as for an unknown id. Disk
+A file consists of NAME.data, its content, and NAME.json, its metadata. The metadata is written last and marks the content as
+complete. A file belongs to its API key. Other keys, except the administrator's, get the same answer as for an unknown id. Disk
 work runs on threads; the index belongs to the event loop."""
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from server.http.errors import BatchObjectNotFound, StorageFull
 
 
 class Shares:
-    """Divide half of a limit equally between `owners`, the server's API keys, and reserve each share for its owner.
+    """Division of a limit between `owners`, the server's API keys. Half of it is divided equally; each share is reserved.
 
-    The other half is first come, first served, so one of two keys may use 75 % of a limit, and a single key all of it. Files
-    of removed keys count against the limit, but not against any share."""
+    The other half is available to all. With two keys, one key may thus use 75 % of a limit; a single key may use all of it.
+    Files of removed keys count against the limit, but not against any share."""
 
     def __init__(self, owners: Collection[str] = ()) -> None:
         self._owners = frozenset(owners)
         self.hint = ", with a share for each key" if len(self._owners) > 1 else ""  # behind a limit in messages
 
     def has_room(self, limit: int, used: Counter[str | None], owner: str | None, num: int) -> bool:
-        """Return whether `owner` may use `num` more. `used`: amount of `limit` that each key uses."""
+        """Return whether `owner` may use `num` more of `limit`. `used`: amount that each key already uses."""
         total, share = used.total() + num, max(1, limit // (2 * max(1, len(self._owners))))
         unused_by_others = sum(max(0, share - used[key]) for key in self._owners if key != owner)
         within_share = owner in self._owners and used[owner] + num <= share
@@ -81,7 +81,7 @@ def new_id(kind: str) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: after a crash it has either `content` or its previous content."""
+    """Write `content` to a file atomically: after a crash, the file has either `content` or its previous content."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(content)
@@ -91,8 +91,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 class FileStore:
-    """Store of files in a folder, which is read at creation. `max_bytes`: limit of all files together. `clock`: seconds
-    since the epoch. An expired file is hidden even before it is deleted."""
+    """Store of files in a folder, which is read by the constructor. `max_bytes`: limit of all files together. `clock`: returns
+    seconds since the epoch. An expired file is hidden even before it is deleted."""
 
     def __init__(
         self, folder: Path, *, max_files: int, max_bytes: int, shares: Shares | None = None,
@@ -137,7 +137,7 @@ class FileStore:
         return self._folder / f"{id}.data"
 
     def find(self, id: str, owner: Owner) -> StoredFile:
-        """Return a file. Raises BatchObjectNotFound."""
+        """Return the file `id` of `owner`. Raises BatchObjectNotFound."""
         file = self._files.get(id)
         if file is None or not owner.owns(file.owner) or self._is_over(file):
             raise BatchObjectNotFound("File", id)
@@ -152,7 +152,7 @@ class FileStore:
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def check_room(self, owner: str | None, num_bytes: int, num_files: int = 1) -> None:
-        """Raise StorageFull unless `owner` may store this much more."""
+        """Raise StorageFull if `owner` may not store `num_files` more files of `num_bytes` bytes in all."""
         used_files = Counter(file.owner for file in self._files.values())
         if num_files and not self._shares.has_room(self._max_files, used_files, owner, num_files):
             raise StorageFull(
@@ -166,16 +166,16 @@ class FileStore:
             )
 
     def reserve(self, owner: str | None, num_bytes: int) -> None:
-        """Reserve space for bytes that will be written outside the store. Raises StorageFull."""
+        """Reserve `num_bytes` for data that is written outside the store. Raises StorageFull."""
         self.check_room(owner, num_bytes, 0)
         self.account(owner, num_bytes)
 
     def account(self, owner: str | None, num_bytes: int) -> None:
-        """Add bytes stored outside the store to the owner's use; negative `num_bytes`: bytes that were deleted."""
+        """Count `num_bytes` stored outside the store as used by `owner`. Negative: bytes that were deleted."""
         self._reserved[owner] += num_bytes
 
     async def add(self, content: BinaryIO, file: StoredFile) -> StoredFile:
-        """Store a copy of `content`. Raises StorageFull."""
+        """Store a copy of `content` with the metadata `file`. Return the metadata, completed. Raises StorageFull."""
         self.check_room(file.owner, file.bytes)
         self.account(file.owner, file.bytes)
         try:
@@ -186,7 +186,7 @@ class FileStore:
         return file
 
     async def take(self, path: Path, file: StoredFile) -> StoredFile:
-        """Move the file at `path` into the store, without a limit check: its bytes were reserved."""
+        """Move the file at `path` into the store, without checking limits, because its bytes were reserved. Return its metadata."""
         await asyncio.to_thread(self._move, path, file)
         self._files[file.id] = file
         return file
@@ -204,7 +204,7 @@ class FileStore:
         return {file.id for file in self._files.values() if self._is_over(file)}
 
     def until_next_expiry(self) -> float | None:
-        """Return the seconds until the next file expires; None if none will."""
+        """Return the number of seconds until the next file expires; None if no file will expire."""
         times = [file.expires_at for file in self._files.values() if file.expires_at is not None]
         left = [at - now for at in times if at > (now := self.clock())]
         return min(left, default=None)
@@ -233,22 +233,22 @@ class FileStore:
 
 
 class FileExpiry:
-    """Task that deletes expired files: it wakes when the next file expires, or when that time changes.
+    """Task that deletes expired files. It wakes up when the next file expires, or when `look_again` is called.
 
     An expired file that an unfinished batch reads is hidden, and deleted when the batch has ended."""
 
     def __init__(self, files: FileStore, in_use: Callable[[], set[str]]) -> None:
-        """Prepare expiry. `in_use`: returns ids of files that unfinished batches read."""
+        """Create the task. `in_use`: returns the ids of files that unfinished batches read."""
         self._files = files
         self._in_use = in_use
         self._changed = asyncio.Event()
 
     def look_again(self) -> None:
-        """Check again: a file that will expire was added, or a batch has ended."""
+        """Wake the task up. Called when a file with an expiry was added, or a batch has ended."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Delete expired files until cancelled."""
+        """Delete files as they expire, until cancelled."""
         while True:
             self._changed.clear()
             try:
@@ -260,7 +260,7 @@ class FileExpiry:
                 await asyncio.wait_for(self._changed.wait(), wait_s)
 
     async def _delete_expired(self) -> float | None:
-        """Delete expired files. Return the seconds until the next expiry; None if none is due."""
+        """Delete expired files. Return the number of seconds until the next expiry; None if no file will expire."""
         for id in self._files.expired() - self._in_use():
             await self._files.remove(id)
             logger.info("%s has expired and is deleted", id)

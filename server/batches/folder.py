@@ -1,4 +1,4 @@
-"""BatchFolder: the folder of --batch-dir, with its files, batches and key digests. Used by one process at a time."""
+"""BatchFolder: the folder of --batch-dir, with files, batches and the secret of key digests. One process at a time uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET_BYTES = 32
 
 
 class BatchFolder:
-    """Folder of --batch-dir, open and locked. Raises ConfigError if it is unusable, or locked by another process."""
+    """Open and locked folder of --batch-dir. Raises ConfigError if the folder is unusable, or locked by another process."""
 
     def __init__(
         self, path: Path, *, max_files: int, max_bytes: int, keys: Sequence[str], admin_key: str | None
@@ -40,7 +40,7 @@ class BatchFolder:
 
     @classmethod
     def of(cls, config: ServerConfig) -> BatchFolder | None:
-        """Open the folder of --batch-dir; None without the option."""
+        """Open the folder of --batch-dir. Return None without that option."""
         if config.batch_dir is None:
             return None
         if importlib.util.find_spec("python_multipart") is None:
@@ -59,12 +59,12 @@ class BatchFolder:
 
 
 def _owners(keys: Keys) -> list[str]:
-    """Return the owners (`StoredFile.owner`) of requests with `keys`."""
+    """Return the owners of files, in the form of `StoredFile.owner`, that requests with `keys` have."""
     return [digest.hex() for digest in keys.users] + [ADMINISTRATOR] * keys.has_admin
 
 
 def _secret(path: Path) -> bytes:
-    """Return the secret for key digests. It is created once, so that files keep their owner after a restart."""
+    """Return the secret for key digests. It is created once and kept in `path`, so that files keep their owner after a restart."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

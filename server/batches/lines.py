@@ -1,7 +1,7 @@
-"""Lines of a batch: parsed, answered like an HTTP request but without a socket, and written as records.
+"""Lines of a batch. They are parsed, answered like an HTTP request but without a socket, and written as records.
 
-Each line goes to the endpoint it names, so answers and errors are the server's own, and an invalid line fails alone. Heavy
-imports wait for the first line."""
+Each line is passed to the endpoint that it names, so answers and errors are the server's own. An invalid line fails alone. Heavy
+modules are imported by the first line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RepeatedId(ValueError):
 
 
 def lines_of(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield number and content of every line that is not blank. The content is None for a line that is too long."""
+    """Yield (number, content) of every line that is not blank. The content is None if the line is longer than `limit_bytes`."""
     file.seek(0)
     number = 0
     while line := file.readline(limit_bytes + 1):
@@ -52,12 +52,12 @@ def lines_of(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, bytes | No
 
 
 def digest(custom_id: str) -> bytes:
-    """Return a short digest of an id, to remember millions of long ids."""
+    """Return a short digest of `custom_id`, which saves memory for millions of long ids."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """Return the line's custom_id, or None."""
+    """Return the custom_id in `line`, or None if it cannot be read."""
     with contextlib.suppress(ValueError, RecursionError):
         content = json.loads(line or b"")
         found = content.get("custom_id") if isinstance(content, dict) else None
@@ -66,7 +66,7 @@ def custom_id_of(line: bytes | None) -> str | None:
 
 
 def count_lines(file: BinaryIO, limit_bytes: int) -> int:
-    """Return the number of requests. Raises RepeatedId."""
+    """Return the number of requests in `file`. Raises RepeatedId."""
     seen: set[bytes] = set()
     num = 0
     for number, line in lines_of(file, limit_bytes):
@@ -91,7 +91,7 @@ class LineRequest:
 
 
 def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
-    """Parse a line. Raises ApiError for an invalid line."""
+    """Parse `line`. Raises ApiError if it is invalid."""
     import msgspec
 
     if line is None:
@@ -120,7 +120,7 @@ def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
 
 @dataclass(slots=True)
 class LineAnswer:
-    """Response of the endpoint. Status 0: cancelled."""
+    """Response of an endpoint to one line. Status 0: the line was cancelled."""
 
     status: int = 0
     request_id: str = ""
@@ -130,8 +130,8 @@ class LineAnswer:
 async def call(
     app: ASGIApp, request: LineRequest, gone: asyncio.Event | None = None, make_call: Callable[[], Call] | None = None
 ) -> LineAnswer:
-    """Return the response of `app`, which sees a client that waits for the end, or until `gone` is set. Raises CancelledError if
-    there is no response."""
+    """Return the response of `app` to `request`. For `app`, the client stays connected until the end, or until `gone` is set.
+    `make_call`: creates the Call. Raises CancelledError if there is no response."""
     answer = LineAnswer()
     unread = [request.body]
 
@@ -165,10 +165,10 @@ async def call(
 
 
 class LineCalls:
-    """Calls of endpoints for lines. A line that finds the queue full waits until another line ends."""
+    """Execution of lines by endpoints. If the engine's queue is full, a line waits until another line ends."""
 
     def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
-        """Create calls. `apps`: endpoints by URL."""
+        """Create the execution. `apps`: endpoints by URL."""
         self._apps = apps
         self._num_active = 0  # lines the engine may be working on
         self._one_ended = asyncio.Event()
@@ -176,7 +176,8 @@ class LineCalls:
     async def answer(
         self, request: LineRequest, gone: asyncio.Event | None = None, make_call: Callable[[], Call] | None = None
     ) -> LineAnswer:
-        """Return the response. Status 429 is retried as long as another line is in flight. Otherwise as `call`."""
+        """Return the response to `request`. Status 429 is retried as long as another line is in flight. Arguments, errors: see
+        `call`."""
         while True:
             self._num_active += 1
             try:
@@ -208,7 +209,7 @@ def record_of(custom_id: str | None, answer: LineAnswer) -> bytes:
 
 
 def error_record_of(custom_id: str | None, number: int, error: ApiError) -> bytes:
-    """Return the record of a line that is not a valid request."""
+    """Return the output record of a line that is not a valid request. `number`: line number, for id and message."""
     complaint = {
         "code": error.code or "invalid_line",
         "message": f"line {number}: {error.message}",
@@ -222,7 +223,7 @@ BEHIND = 1000  # lower runs first; requests that say nothing have 0
 
 
 def behind_others(request: LineRequest) -> LineRequest:
-    """Return `request` with a low priority, unless its body has one or is no object."""
+    """Return `request` with a low priority, unless its body already has a priority or is not an object."""
     import msgspec
 
     try:

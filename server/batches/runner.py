@@ -1,8 +1,8 @@
 """BatchRunner: processes batches in the background, with lower priority than interactive requests.
 
-The number of lines in progress is limited over all batches. A new line starts only if no request waits for the engine and
-the engine has a free row. Results are on disk before they are counted, so a restarted process continues the batches of a
-crashed one. All batches share one caller in fair scheduling."""
+The number of lines in progress is limited over all batches. A new line starts only if no request waits for the engine and the
+engine can run one more sequence. Results are written to disk before they are counted, so a restarted process continues the
+batches of a crashed process. All batches together count as one client in fair scheduling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CALLER_KEY = b"batches"
 
 
 class _Line(NamedTuple):
-    """Line of a batch. `request`: the request, or its error."""
+    """Line of a batch. `request`: the parsed request, or the error if the line is invalid."""
 
     number: int
     custom_id: str | None
@@ -56,8 +56,8 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Run of a batch. `gone`: it is cancelled. `failure`: why it cannot continue. `is_left`: another process continues it.
-    `is_over`: its completion window has passed."""
+    """Execution of one batch. `gone`: set when the batch is cancelled. `failure`: reason why it cannot continue. `is_left`: this
+    process stops, and another process continues it. `is_over`: its completion window has passed."""
 
     task: asyncio.Task[None] | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,8 +72,9 @@ class _Run:
 
 
 class BatchRunner:
-    """Background execution of batches. `apps`: endpoints by URL. `limit_bytes`: of a line. `max_at_work`: lines at a time,
-    None for a quarter of the engine's. `by_priority`: the engine uses priorities. Belongs to one event loop."""
+    """Background execution of batches. `apps`: endpoints by URL. `limit_bytes`: maximum size of a line. `max_at_work`: maximum
+    number of lines at a time; None means a quarter of the engine's. `by_priority`: whether the engine uses priorities. Belongs
+    to one event loop."""
 
     def __init__(
         self,
@@ -103,13 +104,13 @@ class BatchRunner:
         self._places: asyncio.Semaphore | None = None  # for lines at work, once the engine says how many
 
     def resume(self) -> None:
-        """Continue the batches of an earlier process. Needs the running loop."""
+        """Continue the batches of an earlier process. Call it on the running event loop."""
         self._expiring = asyncio.create_task(self.expiry.run(), name="file expiry")
         for batch in self._store.unfinished():
             self._begin(batch.id)
 
     async def submit(self, batch: StoredBatch) -> StoredBatch:
-        """Store a batch and start it. Raises TooManyRequests."""
+        """Store and start `batch`. Return its state. Raises TooManyRequests."""
         unfinished = Counter(each.owner for each in self._store.unfinished())
         if not self._shares.has_room(MAX_UNFINISHED, unfinished, batch.owner, 1):
             raise TooManyRequests(
@@ -124,7 +125,7 @@ class BatchRunner:
         return batch
 
     async def cancel(self, id: str) -> StoredBatch:
-        """Cancel a batch. Finished answers are kept. Raises InvalidRequest for a batch that has ended or is ending."""
+        """Cancel the batch `id`. Finished answers are kept. Raises InvalidRequest for a batch that has ended or is ending."""
         batch = self._store.now(id)
         if batch.status in ("validating", "in_progress"):
             batch = await self._becomes(id, "cancelling")
@@ -134,20 +135,20 @@ class BatchRunner:
         return batch
 
     def expire(self, id: str) -> None:
-        """End a batch whose completion window has passed: its unanswered lines are recorded as expired."""
+        """End the batch `id`, whose completion window has passed. Its unanswered lines are recorded as expired."""
         run = self._runs.get(id)
         if run is not None and self._store.now(id).status in ("validating", "in_progress"):
             run.is_over = True
             run.gone.set()
 
     def leave(self) -> None:
-        """Stop without waiting for batches: lines in progress are cancelled, and another process continues."""
+        """Stop without waiting for batches. Lines in progress are cancelled; another process continues the batches later."""
         for run in self._runs.values():
             run.is_left = True
             run.gone.set()
 
     async def close(self) -> None:
-        """Call `leave`, and return when all work has stopped."""
+        """Call `leave`, and return when all tasks have ended."""
         self.leave()
         if self._expiring is not None:
             self._expiring.cancel()
@@ -220,7 +221,7 @@ class BatchRunner:
             return count_lines(file, self._limit_bytes)
 
     async def _end(self, id: str, run: _Run) -> None:
-        """Convert the records to files, and end the batch."""
+        """Convert the records of a batch to output files, and set its final state."""
         batch = self._store.now(id)
         last = "cancelled" if batch.status == "cancelling" else "expired" if batch.is_over else "completed"
         if batch.output_file_id is None and batch.error_file_id is None:
@@ -248,7 +249,7 @@ class BatchRunner:
             await asyncio.to_thread(self._store.remove, gone)
 
     async def _give_up(self, id: str, run: _Run) -> None:
-        """Record the unanswered lines as expired."""
+        """Record the unanswered lines of a batch as expired."""
         batch = self._store.now(id)
         done = await asyncio.to_thread(self._store.read_done, id)
         with self._files.path(batch.input_file_id).open("rb") as file:
@@ -276,7 +277,7 @@ class BatchRunner:
                     group.create_task(self._answer_line(id, run, line))
 
     def _undone(self, file: BinaryIO, batch: StoredBatch, done: BatchSummary) -> Iterator[_Line]:
-        """Yield the lines that are not done. Runs on a thread."""
+        """Yield the lines in `file` that are not in `done`. Runs on a thread."""
         for number, line in lines_of(file, self._limit_bytes):
             custom_id = custom_id_of(line)
             if number in done.numbers or (custom_id is not None and digest(custom_id) in done.custom_ids):
@@ -291,7 +292,7 @@ class BatchRunner:
             yield _Line(number, custom_id, behind_others(request) if self._by_priority else request)
 
     async def _there_is_room(self, run: _Run) -> bool:
-        """Wait until no request waits for the engine and a row is free. Return False if waiting is pointless."""
+        """Wait until no request waits for the engine and it can run one more sequence. Return False if the batch has to stop."""
         while run.goes_on:
             if self._lifecycle.phase is not LoadPhase.READY:
                 run.is_left = True
@@ -320,7 +321,7 @@ class BatchRunner:
             self._places.release()
 
     async def _answered(self, run: _Run, request: LineRequest, make_call: Callable[[], Call]) -> LineAnswer | None:
-        """Return the answer, or None if this process or this batch will have none."""
+        """Return the answer to `request`, or None if the batch is cancelled or this process stops."""
         while await self._there_is_room(run):
             try:
                 answer = await self._calls.answer(request, run.gone, make_call)
@@ -352,7 +353,7 @@ class BatchRunner:
 
 
 def _call_of(owner: str | None) -> Call:
-    """Return the call of a line: with its owner's share of the prefix cache, but with one fair share for all batches."""
+    """Return the Call of a batch line. The prefix cache is that of `owner`; fair scheduling counts all batches as one client."""
     is_admin = owner == ADMINISTRATOR
     key = None if owner is None or is_admin else bytes.fromhex(owner)
     return Call(key=key, is_admin=is_admin, shares_as=CALLER_KEY)

@@ -1,6 +1,6 @@
-"""BatchStore: state of each batch, one JSON file each in a folder, and its records as they arrive.
+"""BatchStore: state of each batch, in one JSON file each, and the records of its answered lines.
 
-Records are appended whole, to one file for answers and one for errors, and define which lines are done. After a restart they
+Records are appended to one file for answers and one for errors. They define which lines are done. After a restart, the records
 are read, a truncated last record is dropped, and the remaining lines are processed."""
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class UsageCounts:
 
     @classmethod
     def of_answer(cls, body: bytes) -> UsageCounts:
-        """Return the usage in the body of an answer."""
+        """Return the token usage in the JSON body of an answer."""
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         return cls.of({"usage": msgspec.json.decode(fields["usage"])} if "usage" in fields else {})
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> UsageCounts:
-        """Return the usage that an answer reports: a chat or completion by `prompt_tokens`, a response by `input_tokens`."""
+        """Return the token usage that an answer reports: `prompt_tokens` in a chat or completion, `input_tokens` in a response."""
         usage = body.get("usage") or {}
         prompt = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
         completion = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
@@ -70,9 +70,9 @@ MAX_ENDED = 1000  # ended batches that are kept in the list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """State of a batch. `times`: when each status began, in seconds since the epoch. `errors`: why it failed. `window`: its
-    completion_window, and `window_s` in seconds. `output_ttl_s`: lifetime of its output files; None: until deleted.
-    `is_over`: its window passed before it was done."""
+    """State of a batch. `times`: start of each status, in seconds since the epoch. `errors`: reasons why it failed. `window`:
+    its completion_window; `window_s`: the same in seconds. `output_ttl_s`: lifetime of its output files; None keeps them until
+    deleted. `is_over`: whether the window passed before the batch was done."""
 
     id: str
     owner: str | None
@@ -129,7 +129,7 @@ class StoredBatch:
 
 
 class BatchSummary(NamedTuple):
-    """Summary of a batch's records: counts, digests of custom_ids, numbers of lines without one, bytes, and usage."""
+    """Summary of a batch's records: counts, digests of custom_ids, numbers of lines without custom_id, bytes, and usage."""
 
     answered: int
     refused: int
@@ -140,7 +140,7 @@ class BatchSummary(NamedTuple):
 
 
 class BatchStore:
-    """Store of batches. It reads the folder when created; its index belongs to the event loop."""
+    """Store of batches. The constructor reads the folder. The index belongs to the event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -160,7 +160,7 @@ class BatchStore:
             yield batch
 
     def find(self, id: str, owner: Owner) -> StoredBatch:
-        """Return a batch. Raises BatchObjectNotFound."""
+        """Return the batch `id` of `owner`. Raises BatchObjectNotFound."""
         batch = self._batches.get(id)
         if batch is None or not owner.owns(batch.owner):
             raise BatchObjectNotFound("Batch", id)
@@ -180,15 +180,15 @@ class BatchStore:
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     def set(self, batch: StoredBatch) -> None:
-        """Set the state of a batch in memory. Counts need no `save`: they follow from the records."""
+        """Set the state of a batch in memory. Changed counts need no `save`, because they can be computed from the records."""
         self._batches[batch.id] = batch
 
     def save(self, batch: StoredBatch) -> None:
-        """Write the current state to disk. Call on a thread."""
+        """Write the current state of `batch` to disk. Call it on a thread."""
         write_whole(self._folder / f"{batch.id}.json", json.dumps(asdict(batch)).encode())
 
     def forget(self) -> list[str]:
-        """Forget the oldest ended batches above MAX_ENDED. Return their ids; `remove` deletes their files."""
+        """Drop the oldest ended batches above MAX_ENDED from memory. Return their ids, for `remove`."""
         ended = sorted(
             (batch for batch in self._batches.values() if batch.status in ENDED), key=lambda batch: batch.created_at
         )
@@ -198,23 +198,23 @@ class BatchStore:
         return gone
 
     def remove(self, ids: list[str]) -> None:
-        """Delete batches. Call on a thread."""
+        """Delete the files of the batches `ids`. Call it on a thread."""
         for id in ids:
             (self._folder / f"{id}.json").unlink(missing_ok=True)
 
     # --- records --------------------------------------------------------------------------------------------------
 
     def records(self, id: str) -> tuple[Path, Path]:
-        """Return the files of answers and of errors."""
+        """Return the paths of the batch's records: answers, and errors."""
         return self._folder / f"{id}.output.jsonl", self._folder / f"{id}.error.jsonl"
 
     def append(self, id: str, record: bytes, *, answered: bool) -> None:
-        """Append a record. Call on a thread."""
+        """Append `record` to the answers, or to the errors unless `answered`. Call it on a thread."""
         with self.records(id)[0 if answered else 1].open("ab") as file:
             file.write(record)
 
     def read_done(self, id: str) -> BatchSummary:
-        """Read the records, and drop a truncated last record. Call on a thread."""
+        """Read the records of a batch, drop a truncated last record, and return the summary. Call it on a thread."""
         counts, custom_ids, numbers, num_bytes, usage = [0, 0], set[bytes](), set[int](), 0, UsageCounts()
         for place, path in enumerate(self.records(id)):
             with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:

@@ -1,1 +1,1 @@
-"""Commands other than `serve`: chat and complete at a terminal, files of requests, doctor, quantize."""
+"""Commands other than `serve`, such as chat and complete at a terminal, batch, doctor and quantize."""

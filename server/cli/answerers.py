@@ -1,5 +1,4 @@
-"""Sources of answers at a terminal: an OpenAI endpoint, or a model in this process (`local_model.py`, whose imports take
-seconds). Both stream pieces of text."""
+"""Sources of answers at a terminal: an OpenAI endpoint, or a model in this process (`local_model.py`). Both stream text."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ CONNECT_LIMIT_S = 10.0  # to an endpoint; an answer may take as long as it takes
 
 
 class AnswerFailed(Exception):
-    """Error: an answer failed or broke off. The message is for the person at the terminal."""
+    """Error: the server or model could not complete an answer. The message is for the user at the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """Piece of an answer: text, reasoning, and the number of tokens if known."""
+    """Piece of an answer: text, reasoning, and the number of its tokens (0 if unknown)."""
 
     text: str = ""
     reasoning: str = ""
@@ -30,25 +29,25 @@ class AnswerPiece:
 
 
 class Answerer(Protocol):
-    """Source of answers. `fields`: of a request, by OpenAI's names (`temperature` …). Leaving an iteration cancels the request."""
+    """Source of answers. `fields`: request fields with OpenAI's names (`temperature` …). Leaving the iteration cancels it."""
 
     @property
     def name(self) -> str: ...
 
     def chat(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
-        """Yield the answer to a conversation in pieces. Raises AnswerFailed, also after the first piece."""
+        """Yield the answer to a conversation in pieces. Raises AnswerFailed, possibly after some pieces."""
         ...
 
     def complete(self, prompt: str, fields: Mapping[str, Any]) -> AsyncGenerator[AnswerPiece, None]:
-        """Yield the continuation of a text in pieces. Raises AnswerFailed, also after the first piece."""
+        """Yield the continuation of `prompt` in pieces. Raises AnswerFailed, possibly after some pieces."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Endpoint:
-    """Client of an OpenAI-compatible server: http://, https://, or unix:PATH. `model` None: the first model that it lists.
-    Bound to one event loop."""
+    """Client of an OpenAI-compatible server at http://, https:// or unix:PATH. `model` None: the first model that the server
+    lists. It belongs to one event loop."""
 
     def __init__(
         self, url: str, model: str | None, api_key: str | None, transport: httpx.AsyncBaseTransport | None = None
@@ -64,7 +63,7 @@ class Endpoint:
         self._stream_options: dict[str, bool] | None = None  # None: the models have not been listed yet
 
     async def find_model(self) -> None:
-        """List the models, to find a name and how tokens are counted. Raises AnswerFailed if no name is found."""
+        """List the server's models, to find the name and how tokens are counted. Raises AnswerFailed if there is no name."""
         if self._stream_options is not None:
             return
         self._stream_options = {"include_usage": True}

@@ -1,4 +1,4 @@
-"""Arguments of `oneloop chat` and `oneloop complete`, and the choice of the source of answers.
+"""Arguments of `oneloop chat` and `oneloop complete`, and the choice between a server and a model in this process.
 
 Other arguments are engine options, parsed as for `oneloop serve`."""
 
@@ -41,8 +41,8 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ChatArguments:
-    """Arguments of a chat. `url` None: a model in this process, by `config`. `fields`: of every request, by OpenAI's names.
-    `attached`: files sent with the first question."""
+    """Arguments of a chat. `url`: the server; None runs a model in this process, with the options `config`. `fields`: fields of
+    every request, with OpenAI's names. `attached`: files sent with the first question."""
 
     prompt: str
     system: str
@@ -57,7 +57,7 @@ class ChatArguments:
 def arguments_or_exit_code(
     command: str, argv: Sequence[str], check: Callable[[ServerConfig], None]
 ) -> ChatArguments | int:
-    """Return the arguments of this process. For invalid options, print the reason and return the exit code 2."""
+    """Return the parsed arguments of this process. For invalid options, print the reason and return the exit code 2."""
     try:
         arguments = read_arguments(command, argv, os.environ)
         if arguments.config is not None:
@@ -69,7 +69,8 @@ def arguments_or_exit_code(
 
 
 def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, str]) -> ChatArguments:
-    """Read the prompt and the options, in any order. Raises ConfigError; `--help` prints and raises SystemExit(0)."""
+    """Return the parsed arguments of `command`. Prompt and options may be in any order. Raises ConfigError; `--help` prints and
+    raises SystemExit(0)."""
     usage = f"oneloop {USAGES.get(command, command)} [PROMPT] [options]"
     parser = CommandParser(
         prog=f"oneloop {command}", usage=usage, description=DESCRIPTIONS[command],
@@ -134,7 +135,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
 
 
 def _attached(paths: Sequence[str]) -> list[Part]:
-    """Read the files of --file. Raises ConfigError."""
+    """Read the files that --file names. Raises ConfigError."""
     try:
         return [part_of(path) for path in paths]
     except OSError as error:
@@ -144,7 +145,7 @@ def _attached(paths: Sequence[str]) -> list[Part]:
 
 
 def serving(config: ServerConfig, model: str, key: str | None) -> str | None:
-    """Return the URL of the server at the address of `config` if it serves `model`, else None."""
+    """Return the URL of the server at the address in `config` if that server serves `model`, else None."""
     import http.client
 
     from server.cli.health import ask
@@ -161,7 +162,7 @@ def serving(config: ServerConfig, model: str, key: str | None) -> str | None:
 
 
 def read_value(name: str, text: str) -> dict[str, Any]:
-    """Parse a numeric field of a request as `{name: value}`; an empty value removes it. Raises ConfigError."""
+    """Return a numeric field of a request as `{name: value}`. An empty `text` means None (unset). Raises ConfigError."""
     name = name.replace("-", "_")
     if name not in NUMBERS:
         raise ConfigError(f"unknown setting {name}; available: {', '.join(NUMBERS)}")
@@ -176,7 +177,7 @@ def read_value(name: str, text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def answering(runner: asyncio.Runner, arguments: ChatArguments) -> Iterator[Answerer | None]:
-    """Yield the source of answers, or None after reporting an error."""
+    """Yield the source of answers. If it is not available, print the reason and yield None."""
     from server.cli.answerers import AnswerFailed, Endpoint
 
     answerer: Answerer

@@ -1,4 +1,4 @@
-"""Files attached to a question: images, audio and video as message parts with OpenAI's names, text files as text."""
+"""Files attached to a question. Images, audio and video become message parts with OpenAI's names, and text files become text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FENCE = "```"
 
 
 def part_of(name: str) -> Part:
-    """Return the file `name` as a part of a message. Raises ValueError or OSError for an unusable file."""
+    """Return the content of file `name` as a part of a message. Raises ValueError or OSError for an unusable file."""
     path = Path(name).expanduser()
     content = path.read_bytes()
     kind = mimetypes.guess_type(path.name)[0] or ""

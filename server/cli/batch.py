@@ -1,9 +1,9 @@
 """batch: answer a file of requests in OpenAI's batch format: `python -m server batch in.jsonl out.jsonl`.
 
-Each line goes to its endpoint like an HTTP request, without a socket, so results and errors are the server's own. The input
-is read twice, first to count lines, and is never held in memory: the number of lines in flight is the engine's rows and some
-more. An invalid line fails alone; of two lines with one custom_id the later one is invalid. A result is written whole when
-it is complete, so an interrupted run can be resumed. Heavy imports are deferred until options and files are validated."""
+Each line is passed to its endpoint like an HTTP request, without a socket, so results and errors are the server's own. The input
+is read twice, first to count lines, and is never held in memory. Slightly more lines are in flight than sequences fit in a step.
+An invalid line fails alone. If two lines have the same custom_id, the later line is invalid. A result is written when it is
+complete, so an interrupted run can be resumed. Heavy modules are imported after options and files are validated."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class BatchFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """Arguments of a batch. `source`, `target`: files, None for standard input or output."""
+    """Arguments of a batch. `source`, `target`: input and output file, None for standard input or output."""
 
     source: Path | None
     target: Path | None
@@ -115,7 +115,7 @@ class BatchJob:
 
 
 def main(argv: Sequence[str], load: Load | None = None) -> int:
-    """Return the exit code: 0 if every line was answered, 1 if not, 2 for invalid options. `load`: instead of
+    """Answer the batch. Return the exit code: 0 if every line was answered, 1 if not, 2 for invalid options. `load`: replaces
     `server.process.load`, which is imported only after options and files are validated."""
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
@@ -171,7 +171,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
 
 def keep_answers(path: Path) -> set[bytes]:
     """Remove failed and incomplete lines from an earlier output, so that they are tried again. Return the digests of the
-    remaining custom_ids, which have status 200."""
+    custom_ids of the remaining lines, which have status 200."""
     finished: set[bytes] = set()
     partial = path.with_name(path.name + ".resume")
     with path.open("rb") as old, partial.open("wb") as new:
@@ -246,7 +246,7 @@ async def _answer_all(
 
 
 class Batch:
-    """Executor of batch lines, a bounded number at a time. `target` receives complete lines only."""
+    """Executor of batch lines. The number of lines at a time is limited. `target` receives complete lines only."""
 
     def __init__(
         self, apps: Mapping[str, ASGIApp], loaded: LoadedModel, progress: Progress, target: BinaryIO, limit_bytes: int
@@ -259,7 +259,7 @@ class Batch:
         self._num_skipped = 0
 
     async def answer(self, lines: Iterator[tuple[int, bytes | None]], done: set[bytes]) -> None:
-        """Answer the lines not in `done`. Raises BatchError if the engine is dead, OSError if writing the target fails."""
+        """Answer lines whose custom_id is not in `done`. Raises BatchError if the engine has failed, OSError if writing fails."""
         from server.http.watch import gather_or_cancel
 
         rows = self._engine.model.max_num_seqs

@@ -1,7 +1,7 @@
-"""Commands `oneloop run`, `chat` and `complete`: a model at the terminal, in this process or at an OpenAI endpoint.
+"""Commands `oneloop run`, `chat` and `complete`: use a model at the terminal, in this process or at an OpenAI endpoint.
 
 On a terminal they hold a conversation, with slash commands. From a pipe they read one question, and only the answer goes to
-standard output. Ctrl-C stops an answer and keeps its text."""
+standard output. Ctrl-C stops an answer and keeps the text so far."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ To write several lines, begin and end with \"\"\", or end each line with a backs
 
 
 class Session:
-    """Conversation of one person with an answerer. `read`: returns a line, raises EOFError at the end; `clock`: seconds."""
+    """Conversation of one user with an answerer. `read`: returns a line, raises EOFError at the end. `clock`: returns seconds."""
 
     def __init__(
         self, answerer: Answerer, chat: ChatSession, out: TextIO, read: Callable[[str], str], *, styled: bool,
@@ -103,7 +103,7 @@ class Session:
         self._print(shown.dim(f"  {shown.figures()}"))
 
     def _command(self, line: str) -> Content | None:
-        """Run a command. Return the next question, "" to end, or None."""
+        """Run the slash command in `line`. Return the next question, "" to end the session, or None to read another line."""
         name, _, rest = line[1:].partition(" ")
         rest, chat = rest.strip(), self._chat
         match name:
@@ -186,13 +186,13 @@ class Session:
 
 
 def main(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
-    """Return the exit code: 0 at the end, 1 if an answer fails, 2 for invalid options. `check`: raises ConfigError for
-    invalid options of a model in this process."""
+    """Run the command `chat`. Return the exit code: 0 at the end, 1 if an answer fails, 2 for invalid options. `check`: raises
+    ConfigError for invalid options of a model in this process."""
     return _chat("chat", argv, check)
 
 
 def run(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
-    """Chat with a model by name. Exit code and `check` as for `main`."""
+    """Chat with the model that the first argument names. Exit code and `check` are those of `main`."""
     return _chat("run", argv, check)
 
 
@@ -220,7 +220,7 @@ def _chat(command: str, argv: Sequence[str], check: Callable[[ServerConfig], Non
 
 
 def complete(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
-    """Continue a text. Exit code and `check` as for `main`."""
+    """Continue a text. Exit code and `check` are those of `main`."""
     arguments = arguments_or_exit_code("complete", argv, check)
     if isinstance(arguments, int):
         return arguments
@@ -236,7 +236,7 @@ def complete(argv: Sequence[str], check: Callable[[ServerConfig], None]) -> int:
 def answer_once(
     runner: asyncio.Runner, ask: Callable[[str], AsyncGenerator[AnswerPiece, None]], arguments: ChatArguments
 ) -> int:
-    """Print only the answer to standard output, and return the exit code."""
+    """Print only the answer to one question to standard output. Return the exit code. `ask`: returns the pieces."""
     question = arguments.prompt or sys.stdin.read()
     shown = ShownAnswer(sys.stdout, styled=is_styled(sys.stdout, os.environ))
     try:
@@ -252,7 +252,7 @@ def answer_once(
 
 @contextlib.contextmanager
 def _history() -> Iterator[None]:
-    """Let arrow keys recall earlier questions, if Python has readline."""
+    """Context in which arrow keys recall earlier questions, if Python has readline."""
     with contextlib.suppress(ImportError):
         import readline
 

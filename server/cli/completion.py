@@ -1,6 +1,6 @@
-"""Command `oneloop completion bash|zsh|fish`: a script that completes commands, options and their values.
+"""Command `oneloop completion bash|zsh|fish`: prints a shell script that completes commands, options and their values.
 
-Generated from the option definitions. For options of sub-commands it completes names only."""
+The script is generated from the option definitions. For options of sub-commands it completes names only."""
 
 from __future__ import annotations
 
@@ -166,6 +166,6 @@ def _fish(known: Sequence[Flag]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the first clause of a description, without characters that are special to shells."""
+    """Return the first clause of `text`, without characters that are special to shells."""
     first = text.partition(";")[0].partition(" (default")[0]
     return "".join(char for char in first if char not in "'[]\\:$`\"")

@@ -1,4 +1,4 @@
-"""Chat: the messages and request fields of a conversation at a terminal. Independent of the terminal."""
+"""ChatSession: the messages and request fields of a conversation at a terminal. Independent of the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Content = str | Sequence[Part]  # of a question: text, or parts by OpenAI's name
 
 @dataclass(slots=True)
 class ChatSession:
-    """State of a conversation. `attached`: files sent with the next question."""
+    """State of a conversation. `attached`: files that are sent with the next question."""
 
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
@@ -25,17 +25,17 @@ class ChatSession:
         return str(self.messages[0]["content"]) if self.messages and self.messages[0]["role"] == "system" else ""
 
     def set_system(self, text: str) -> None:
-        """Set the system prompt, or remove it."""
+        """Set the system prompt to `text`. An empty `text` removes it."""
         said = self.messages[1:] if self.system else self.messages
         self.messages = [{"role": "system", "content": text}, *said] if text else said
 
     def question(self, text: str) -> Content:
-        """Return a question with the attached files, and detach them."""
+        """Return the content of a question: `text` and the attached files, which are then detached."""
         parts, self.attached = self.attached, []
         return [*parts, {"type": "text", "text": text}] if parts else text
 
     def forget(self) -> None:
-        """Remove everything but the system prompt."""
+        """Remove all messages except the system prompt."""
         self.messages = self.messages[:1] if self.system else []
         self.attached = []
 
@@ -49,7 +49,7 @@ class ChatSession:
         return None
 
     def load(self, text: str) -> None:
-        """Load the messages of a saved conversation. Raises ValueError for other JSON."""
+        """Replace the messages by those of a saved conversation, in JSON. Raises ValueError for other text."""
         given = json.loads(text)
         messages = given.get("messages") if isinstance(given, dict) else given
         if not isinstance(messages, list) or not all(

@@ -1,4 +1,4 @@
-"""Command `oneloop doctor`: hardware, kernels, and missing dependencies with the command that installs them."""
+"""Command `oneloop doctor`: prints hardware, kernels, and missing dependencies with the commands that install them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Found = Mapping[str, Any]
 
 
 def show(argv: Sequence[str], usage: str, find: Callable[[], Found], text: Callable[[Found], str]) -> tuple[int, Found]:
-    """Print the findings. Return the exit code, 2 for unknown options, and the findings, {} if none were made."""
+    """Print the findings. Return the exit code and the findings: 2 and {} for unknown options. `find`, `text`: collect and
+    format them."""
     if set(argv) & {"-h", "--help"}:
         print(usage, end="")
         return 0, {}
@@ -38,7 +39,7 @@ MARKS = {"good": "ok  ", "note": "note", "missing": "MISS"}
 
 
 def main(argv: Sequence[str], findings: Callable[[], Found]) -> int:
-    """Return the exit code: 0, 1 if a useful dependency is missing, 2 for unknown options."""
+    """Print the findings. Return the exit code: 0, 1 if a useful dependency is missing, 2 for unknown options."""
     rest = [word for word in argv if word != "--verbose"]
     code, found = show(rest, USAGE, findings, partial(report, is_verbose=len(rest) < len(argv)))
     return code or int(any(finding["state"] == "missing" for finding in found.get("findings", ())))

@@ -1,4 +1,4 @@
-"""Option `--dry-run`: print the resolved options, as a table for people and a last line of JSON for programs. Nothing is served."""
+"""Option `--dry-run`: prints the resolved options as a table, and as JSON in the last line. Nothing is served."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[st
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Return a table with a line per value, and a line per item of a list. None values are left out."""
+    """Return a table with a line for each value, and for each item of a list. None values are left out."""
     lines = []
     for name, value in found.items():
         title = name.removesuffix(BYTES).replace("_", " ")

@@ -1,6 +1,6 @@
-"""Command `oneloop health`: check the server that these options would start; for probes without curl.
+"""Command `oneloop health`: checks the server that a start with the same options would create, for probes without curl.
 
-It finds the server by options, environment and file, as a start does. Standard library only, so that frequent probes are cheap."""
+It finds the server by options, environment and file. Only the standard library is imported, so that frequent probes are cheap."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def ask(config: ServerConfig, path: str, key: str | None = None, limit_s: float = LIMIT_S) -> tuple[int, bytes]:
-    """Request `path` from the server of `config`. Return status and body. Raises OSError, HTTPException."""
+    """Request `path` from the server with options `config`. Return status and body. Raises OSError, HTTPException."""
     connection = http.client.HTTPConnection("localhost", timeout=limit_s)
     if config.uds is not None:
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,8 +80,7 @@ def ask(config: ServerConfig, path: str, key: str | None = None, limit_s: float 
 
 
 def _secured(config: ServerConfig) -> ssl.SSLContext:
-    """Return a TLS context that accepts any host name, since the server is on this machine, and sends the server's own
-    certificate as the client's."""
+    """Return a TLS context that accepts any host name, since the server is local. The client sends the server's certificate."""
     import ssl
 
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,6 +1,6 @@
-"""Command `oneloop launch CLIENT`: starts a third-party client with a running server.
+"""Command `oneloop launch CLIENT`: starts a third-party client that uses a running server.
 
-The client gets its configuration by environment and command line only; none of its files is written. `--print` shows both."""
+The client gets its configuration by environment and command line only; none of its files is written. `--print` prints both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER_SHARE = 4  # of the context a quarter is for an answer, where a client as
 
 
 class Served(NamedTuple):
-    """Model of a running server. `url`: without /v1; `max_model_len`: in tokens, if the server reports it."""
+    """Model of a running server. `url`: address without /v1. `max_model_len`: context in tokens, if the server reports it."""
 
     url: str
     key: str
@@ -39,7 +39,7 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Arguments and additional environment of a client."""
+    """Command-line arguments and additional environment variables for a client."""
 
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client: its program, the command that installs it, and its settings for a served model. `prompt_tokens`: approximate
-    size of its own instructions and tools."""
+    """Third-party client: its program, the command that installs it, and its settings for a served model. `prompt_tokens`:
+    approximate number of tokens of its own instructions and tools."""
 
     program: str
     install: str
@@ -128,7 +128,7 @@ CLIENTS: Mapping[str, Client] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replace this process by the client, or return an exit code. Raises ConfigError."""
+    """Replace this process by the client, or return an exit code if that is not possible. Raises ConfigError."""
     cut = [*argv].index("--") if "--" in argv else len(argv)
     parser = CommandParser(
         prog="oneloop launch", usage=f"oneloop launch {'|'.join(CLIENTS)} [options] [-- arguments of the client]",
@@ -171,14 +171,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def by_hand(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the shell commands that start a client with this configuration."""
+    """Return shell commands that start a client with arguments `words` and `environment`."""
     return "\n".join(
         [*(f"export {name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(words)]
     )
 
 
 def _served(url: str | None, model: str | None, key: str | None, environment: Mapping[str, str]) -> Served:
-    """List the server's models, and return the one to use. Raises ConfigError if it does not respond, or lacks `model`."""
+    """List the server's models, and return the model to use. Raises ConfigError if the server does not respond or lacks `model`."""
     import httpx
 
     key = key or next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
@@ -202,7 +202,7 @@ def _served(url: str | None, model: str | None, key: str | None, environment: Ma
 
 
 def _base(url: str | None, environment: Mapping[str, str]) -> str:
-    """Return the URL of the server, without /v1; if `url` is None, that of the only server running here."""
+    """Return the URL of the server, without /v1. If `url` is None, return the URL of the only server that runs on this machine."""
     if url is None:
         servers = running()
         config = config_of(

@@ -1,6 +1,6 @@
-"""Commands `oneloop pull`, `list`, `show` and `rm`: models on this disk, by name.
+"""Commands `oneloop pull`, `list`, `show` and `rm`: manage the models on this disk, by name.
 
-The composition root provides the operations on the disk."""
+The entry point provides the implementation of `Library`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def list_kept(argv: Sequence[str], library: Library) -> int:
 
 
 def ago(seconds: float) -> str:
-    """Return `seconds` as text, in the largest whole unit."""
+    """Return a duration as text, in the largest whole unit."""
     for unit_s, unit in ((DAY_S, "day"), (HOUR_S, "hour"), (MINUTE_S, "minute")):
         if seconds >= unit_s:
             number = int(seconds // unit_s)

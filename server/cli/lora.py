@@ -1,4 +1,4 @@
-"""Command `oneloop lora inspect FOLDER`: contents of an adapter, and whether a model can serve it."""
+"""Command `oneloop lora inspect FOLDER`: prints the contents of an adapter, and whether a model can serve it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Inspect = Callable[[str, str | None, int], Mapping[str, Any]]
 
 
 def main(argv: Sequence[str], inspect: Inspect) -> int:
-    """Return the exit code: 0, or 1 if the adapter cannot be read or served. Raises ConfigError for unknown options. `inspect`
-    raises ValueError."""
+    """Print the contents of an adapter. Return the exit code: 0, or 1 if it cannot be read or served. `inspect`: reads the
+    adapter; raises ValueError. Raises ConfigError for unknown options."""
     args = _parser().parse_args(argv)
     try:
         found = inspect(args.folder, args.model, args.max_lora_rank)

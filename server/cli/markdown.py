@@ -1,6 +1,6 @@
 """Markdown in a terminal: replaces Markdown syntax by terminal styles while an answer streams.
 
-A codec with feed and flush, which never redraws written text. Headings, bold, italic, code, fences, bullets and quotes are
+The codec has feed and flush, and never redraws written text. Headings, bold, italic, code, fences, bullets and quotes are
 styled; other Markdown is shown as is."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Markdown:
         self._inline: list[str] = []  # marks that are open
 
     def feed(self, text: str) -> str:
-        """Return the styled text that is complete with `text`."""
+        """Add `text`, and return the styled text that is complete now."""
         self._pending += text
         written = []
         while self._pending:
@@ -33,7 +33,7 @@ class Markdown:
         return "".join(written)
 
     def flush(self) -> str:
-        """Return the rest of the text at the end of the answer."""
+        """Return the rest of the styled text. Called at the end of the answer."""
         rest, self._pending = self._pending, ""
         if rest.strip() == _FENCE and self._begins_line:
             rest = ""
@@ -41,8 +41,8 @@ class Markdown:
         return rest + (RESET if styled else "")
 
     def _line_start(self) -> str | None:
-        """Consume the Markdown mark at the start of a line, such as `# `, and return what the terminal shows for it. Return None
-        if the next text decides whether it is a mark."""
+        """Consume the Markdown mark at the start of a line, such as `# `, and return the terminal text for the mark. Return None
+        if more text is needed to recognise the mark."""
         pending = self._pending
         line, newline, rest = pending.partition("\n")
         if line.lstrip().startswith(_FENCE):
@@ -68,7 +68,7 @@ class Markdown:
         return self._block + shown
 
     def _next(self) -> str | None:
-        """Consume text up to the next mark, or a mark; None if more text is needed."""
+        """Consume one mark, or the text before the next mark, and return the styled text; None if more text is needed."""
         pending = self._pending
         char = pending[0]
         if char == "\n":

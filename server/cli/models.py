@@ -1,4 +1,4 @@
-"""Command `oneloop models`: the models that can be served by name, and those that fit this machine (`--fit`)."""
+"""Command `oneloop models`: prints the models that can be served by name, or those that fit this machine (`--fit`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS = {
 
 
 def main(argv: Sequence[str], models: Callable[[], Found], fits: Callable[[], Found]) -> int:
-    """Return the exit code: 0, or 2 for unknown options. `fits`: measures this machine, which takes a second or two."""
+    """Print the models. Return the exit code: 0, or 2 for unknown options. `fits`: measures this machine (1 to 2 s)."""
     rest = [word for word in argv if word not in ("--fit", "--verbose")]
     if "--fit" in argv:
         return show(rest, USAGE, fits, fit_report)[0]

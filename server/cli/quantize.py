@@ -1,5 +1,5 @@
 """Command `oneloop quantize MODEL OUT --scheme w4a16|fp8|w8a8`: write a quantised model as a compressed-tensors folder. With
---calibrate FILE, matrices are rounded by GPTQ with the inputs of a text, which four bits need."""
+--calibrate FILE, GPTQ rounds the matrices using activations of that text, which 4-bit weights need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEXT_TOKENS = 512  # of a piece of the text, which the model reads by itself
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
-    """Arguments of a quantisation. `text`: for calibration, or None."""
+    """Arguments of a quantisation. `text`: calibration text, or None."""
 
     model: str
     revision: str | None
@@ -32,7 +32,8 @@ class QuantizeJob:
     max_tokens: int
 
     def pieces(self, tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
-        """Return the token ids of the calibration text in pieces, `max_tokens` in all."""
+        """Return the token ids of the calibration text in pieces of at most `max_model_len` tokens. Only the first `max_tokens`
+        tokens of the text are used."""
         if self.text is None:
             return []
         ids = tokenizer.encode(self.text)[: self.max_tokens]
@@ -44,8 +45,8 @@ Run = Callable[[QuantizeJob, StartupDisplay], Mapping[str, Any]]
 
 
 def main(argv: Sequence[str], run: Run) -> int:
-    """Return the exit code: 0, or 1 if the model cannot be read or the folder cannot be written. Raises ConfigError for unknown
-    options. `run` raises ValueError."""
+    """Quantise the model. Return the exit code: 0, or 1 if the model cannot be read or the folder cannot be written. Raises
+    ConfigError for unknown options. `run`: does the work; raises ValueError."""
     args = _parser().parse_args(argv)
     text = None
     if args.calibrate is not None:
@@ -112,7 +113,7 @@ def report(job: QuantizeJob, found: Mapping[str, Any]) -> str:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer's files into a folder made from a file without one. Raises OSError."""
+    """Write the files of `tokenizer` into `folder`. Used if the model is a single file. Raises OSError."""
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.named_tokens}
     match tokenizer.chat_template:

@@ -1,4 +1,4 @@
-"""Commands `oneloop ps` and `oneloop stop`: the servers of this user on this machine."""
+"""Commands `oneloop ps` and `oneloop stop`: list and stop the servers of this user on this machine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ps(argv: Sequence[str]) -> int:
 
 
 def loaded(url: str, environment: Mapping[str, str]) -> list[str] | None:
-    """Return the names of the loaded models of the server at `url`; None if it does not respond or rejects the key."""
+    """Return the names of the models that the server at `url` has loaded; None if it does not respond or rejects the key."""
     import httpx
 
     key = next((environment[name] for name in KEY_VARIABLES if environment.get(name)), None)
@@ -82,7 +82,8 @@ def stop(argv: Sequence[str]) -> int:
 
 
 def chosen(servers: Sequence[RunningServer], names: Sequence[str], *, everyone: bool) -> Sequence[RunningServer]:
-    """Return the servers with these names. Raises ConfigError for an unknown or ambiguous name."""
+    """Return the servers that `names` select, by model, port or process id. Raises ConfigError for an unknown or ambiguous name.
+    `everyone`: select all."""
     if not servers:
         raise ConfigError("stop: no server of this user runs here")
     if everyone:

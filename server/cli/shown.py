@@ -1,4 +1,4 @@
-"""Shown: display of a streamed answer at a terminal. Reasoning is folded to one line, Markdown is rendered."""
+"""Display of a streamed answer at a terminal. Reasoning is folded to one line, Markdown is rendered."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CLEARED = "\r\x1b[K"  # back to the beginning of the line, which is empty then
 
 
 class ShownAnswer:
-    """Display of one answer. `styled`: the terminal supports escape sequences. `unfolded`: reasoning is shown as it arrives.
-    `clock`: seconds."""
+    """Display of one answer. `styled`: the terminal supports escape sequences. `unfolded`: show reasoning in full. `clock`:
+    returns seconds."""
 
     def __init__(
         self, out: TextIO, *, styled: bool, unfolded: bool = False, clock: Callable[[], float] = time.monotonic
@@ -29,7 +29,7 @@ class ShownAnswer:
         self.num_tokens = 0
 
     async def show(self, answer: AsyncGenerator[AnswerPiece, None]) -> None:
-        """Write the pieces as they arrive. Raises as `answer` does, after writing text that was held back."""
+        """Write the pieces of `answer` as they arrive. Raises the errors of `answer`, after writing text that was held back."""
         try:
             async with contextlib.aclosing(answer) as pieces:
                 async for piece in pieces:
@@ -66,7 +66,7 @@ class ShownAnswer:
             self._write(f"{CLEARED}{self.dim(folded)}\n")
 
     def figures(self) -> str:
-        """Return the number of tokens, their rate and the time to the first one."""
+        """Return a line with the number of tokens, tokens per second and the time to the first token."""
         seconds = max(self._clock() - self._began_s, 1e-9)
         first = "" if self._first_s is None else f", the first after {1000 * (self._first_s - self._began_s):.0f} ms"
         # An endpoint that counts tokens in its last event only has not counted those of a stopped answer; most stream one a piece.
@@ -82,10 +82,10 @@ class ShownAnswer:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, except newline and tab, which could command a terminal."""
+    """Return `text` without control characters, which could command a terminal; newline and tab stay."""
     return "".join(char if char in "\n\t" or not (char < " " or "\x7f" <= char < "\xa0") else "�" for char in text)
 
 
 def is_styled(out: TextIO, environment: Mapping[str, str]) -> bool:
-    """Return whether escape sequences may be written: to a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
+    """Return whether `out` accepts escape sequences: a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
     return out.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"

@@ -1,7 +1,7 @@
-"""transcribe: converts audio files to text or subtitles: `oneloop transcribe talk.mp3 --format srt`.
+"""Command `oneloop transcribe talk.mp3 --format srt`: converts audio files to text or subtitles.
 
-One file's transcript goes to standard output. Those of several files, or of folders, are written next to the files, or to
---output-dir. Several files are transcribed at a time; an unreadable file fails alone. Heavy imports follow option checks."""
+The transcript of one file goes to standard output. Transcripts of several files, or of folders, are written next to the files,
+or to --output-dir. Several files are transcribed at a time. An unreadable file fails alone. Imports follow option checks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ The exit code is 0 only if every file was transcribed.
 
 @dataclass(frozen=True, slots=True)
 class TranscribeJob:
-    """Arguments of a transcription. `folder` None: see `HELP`."""
+    """Arguments of a transcription. `folder`: folder of the transcripts; None writes as `HELP` describes."""
 
     files: Sequence[Path]
     format: str
@@ -86,7 +86,7 @@ class TranscribeJob:
         return cls(files, own["format"], folder, own["language"], own["prompt"], own["translate"], config)
 
     def written(self, file: Path, text: str) -> None:
-        """Write the transcript of `file`. Raises OSError."""
+        """Write `text`, the transcript of `file`. Raises OSError."""
         if self.folder is None and len(self.files) == 1:
             print(text.rstrip("\n"))
             return
@@ -94,7 +94,7 @@ class TranscribeJob:
         ((self.folder or file.parent) / (file.name + suffix)).write_text(text, encoding="utf-8")
 
     def shown(self, output: TranscriptionOutput) -> str:
-        """Return a transcript in the requested format."""
+        """Return the text of a transcript in the requested format."""
         if self.format == "json":
             from msgspec.json import encode, format
 
@@ -109,7 +109,7 @@ class TranscribeJob:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or the audio files of a folder. Raises ConfigError."""
+    """Return `path` if it is a file, or the audio files in that folder, as a list. Raises ConfigError."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -121,7 +121,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return the exit code: 0 if every file was transcribed, 1 if not, 2 for invalid options."""
+    """Transcribe files. Return the exit code: 0 if every file was transcribed, 1 if not, 2 for invalid options."""
     if "--help" in argv or "-h" in argv:
         print(HELP, end="")
         return 0

@@ -1,4 +1,4 @@
-"""The command line: its commands, and the parser of their options."""
+"""Command line: the commands, and the parser of their options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # arguments, and what the command d
 
 
 def overview() -> str:
-    """Return what `oneloop --help` prints: the commands, and where the options are described."""
+    """Return the text that `oneloop --help` prints: the commands, and hints to the help of options."""
     lines = [f"  {f'{name} {words}':<32}{text}".rstrip() for name, (words, text) in COMMANDS.items()]
     return "\n".join([
         f"oneloop {__version__}: serve language models, or chat with them", "", "usage: oneloop COMMAND [options]", "",
@@ -49,7 +49,7 @@ def overview() -> str:
 
 
 def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the command, by default `serve`, and its arguments; a model after `serve` becomes --model. Raises ConfigError."""
+    """Return the command, by default `serve`, and its arguments. A model after `serve` becomes --model. Raises ConfigError."""
     if [*argv] in (["--help"], ["-h"], ["help"]):
         return "help", []
     if not argv or argv[0].startswith("-"):
@@ -79,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
         raise ConfigError(message[:1].lower() + message[1:])
 
     def read(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Parse arguments and options in any order, and return their values by name. Raises ConfigError for unknown ones."""
+        """Return the values of arguments and options by name, in any order. Raises ConfigError for unknown arguments."""
         given, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
             return vars(given)
@@ -106,7 +106,7 @@ COMMON = frozenset({
 
 
 class _Help(argparse.Action):
-    """Prints the most used options, all options (`all`), or those of a group."""
+    """Action of --help: prints the most used options, all options (`all`), or the options of a group."""
 
     def __call__(
         self,
@@ -130,15 +130,15 @@ class _Help(argparse.Action):
 
 
 def _groups(options: Mapping[str, Option]) -> list[str]:
-    """Return the first word of each group's title, by which --help names the group."""
+    """Return the names of the groups of options for --help: the first word of each group's title."""
     return list(dict.fromkeys(opt.metadata["group"].split(",")[0].lower() for opt in options.values()))
 
 
 def add_options(
     parser: argparse.ArgumentParser, options: Mapping[str, Option], shown: Collection[str] = (), *, in_full: bool = True
 ) -> None:
-    """Add the options of the server to `parser`, except flags that it has. `shown`: names of options that --help lists; `in_full`:
-    with variables and defaults, instead of a line each."""
+    """Add `options` to `parser`, except flags that `parser` already has. `shown`: names of the options that --help lists.
+    `in_full`: help texts contain variable and default; False shows one line for each option."""
     if isinstance(parser, CommandParser):
         parser.secret_flags = {flag_of(opt.name) for opt in options.values() if opt.metadata["secret"]}
     groups: dict[str, Any] = {}

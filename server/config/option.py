@@ -1,6 +1,6 @@
 """Option: a field of ServerConfig, with its type, bounds and help.
 
-Errors for invalid values name the option as the user wrote it, so a typing error never becomes a default."""
+An invalid value is an error that names the option as the user wrote it. A typing error therefore never leads to the default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def variable_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of ServerConfig with its type. `name`: the option's name; `field`: the field's name."""
+    """Option of the server: a field of ServerConfig with its type. `name`: name of the option. `field`: name of the field."""
 
     name: str
     field: str
@@ -35,7 +35,7 @@ class Option:
     metadata: Mapping[str, Any]
 
     def read(self, value: Any, source: str) -> Any:
-        """Convert `value`, text or a YAML value, to the field's type. `source`: its name in errors. Raises ConfigError."""
+        """Return `value`, text or a value from YAML, as the field's type. `source`: option name for errors. Raises ConfigError."""
         if self.kind is tuple:
             items = value if isinstance(value, (list, tuple)) else [value]
             if self.metadata["secret"] and not items:
@@ -102,7 +102,7 @@ class Option:
         return f"{self.metadata['text']} [{variable_of(self.name)}{default}]".replace("%", "%%")
 
     def brief(self) -> str:
-        """Return the first part of the help, without variable and default."""
+        """Return the first part of the help text, without variable and default."""
         return str(self.metadata["text"]).partition(";")[0].partition(" (default")[0].replace("%", "%%")
 
     def metavar(self) -> str | None:
@@ -142,7 +142,7 @@ def options_by_name() -> dict[str, Option]:
 
 
 class Flag(NamedTuple):
-    """An option on a command line. `takes`: its argument: None, "file", "folder" or "word"; `values`: all words, if listed."""
+    """Option for shell completion. `takes`: kind of argument, None, "file", "folder" or "word". `values`: all values, if known."""
 
     names: tuple[str, ...]
     text: str
@@ -151,7 +151,7 @@ class Flag(NamedTuple):
 
 
 def flags() -> list[Flag]:
-    """Return all flags, in the order of --help."""
+    """Return the flags of all options, in the order of --help."""
     return [
         Flag(
             (flag_of(opt.name), f"--no-{flag_of(opt.name)[2:]}")
@@ -169,7 +169,8 @@ _TAKES = {"FILE": "file", "PATH": "file", "MODEL": "file", "FOLDER": "folder"}
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint with the known word that is close to `word`, or "". A common `prefix`, such as "--", is ignored."""
+    """Return a hint that names the known word most similar to `word`, or "" if no word is similar. A common `prefix` is not
+    compared."""
     without = {each.removeprefix(prefix): each for each in known}
     close = difflib.get_close_matches(word.removeprefix(prefix), without, n=1, cutoff=0.75)
     return f" (did you mean {without[close[0]]}?)" if close else ""

@@ -1,7 +1,7 @@
-"""Creates a ServerConfig from flags, `ONELOOP_*` variables and the `--config` file, or from a program's keywords.
+"""Creates a ServerConfig from flags, `ONELOOP_*` variables and the `--config` file, or from a program's keyword arguments.
 
-Precedence: flag, environment, file, default. Unknown names are rejected. Only the standard library is imported (yaml if
-there is a file), so that `--help` is fast."""
+A flag overrides the environment, which overrides the file, which overrides the default. Unknown names are rejected. Only the
+standard library is imported (and yaml if there is a file), so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT\w*|_PORT_\d+_(TCP|UDP
 
 
 def _made(values: Mapping[str, Any], options: Mapping[str, Option]) -> ServerConfig:
-    """Return the configuration of `values` by option name."""
+    """Return the configuration with `values`, by option name."""
     return ServerConfig(**{options[name].field: value for name, value in values.items()})
 
 
@@ -72,20 +72,20 @@ def _from_file(path: str, options: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def _where(error: Exception) -> str:
-    """Return line and problem of a YAML error, without quotes from the file, which may be keys."""
+    """Return line and problem of a YAML error. The text of the file is not quoted, because it may contain keys."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     line = f", line {mark.line + 1}" if mark is not None else ""
     return line + (": " + re.sub(r"'[^']{4,}'", "…", problem) if problem else "")
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
-    """Return the configuration of `argv` (without the program's name), of `environ` and of the file they name. Raises
+    """Return the configuration from `argv` (without the program's name), `environ` and the file that one of them names. Raises
     ConfigError; `--help` and `--version` print and raise SystemExit(0)."""
     return config_of(option_parser(options_by_name()).read(argv), environ)
 
 
 def config_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> ServerConfig:
-    """Return the configuration of parsed flags (`given`: text by option name), of `environ` and of the file they name. Raises
+    """Return the configuration from parsed flags, `environ` and the file they name. `given`: text by option name. Raises
     ConfigError."""
     options = options_by_name()
     flags = {name: options[name].read(value, flag_of(name)) for name, value in given.items()}
@@ -99,15 +99,15 @@ _OF_SERVERS = ("served_model_name", "embedding_model", "speech_model", "max_load
 
 
 def keyword_options() -> dict[str, Option]:
-    """Return the options that a program may give as keywords: those of model, engine and media."""
+    """Return the options that a program may set as keyword arguments: those of model, engine and media."""
     groups = (MODEL, ENGINE, MEDIA)
     options = options_by_name()
     return {n: o for n, o in options.items() if o.metadata["group"] in groups and n not in _OF_SERVERS}
 
 
 def from_keywords(values: Mapping[str, Any], options: Mapping[str, Option] | None = None) -> ServerConfig:
-    """Return the configuration of a program's keywords: those of `options`, None for the default, and vLLM keywords without
-    effect here. Environment and file are not read. Raises ConfigError."""
+    """Return the configuration from a program's keyword arguments: options in `options` (None: `keyword_options`), and accepted
+    keywords of vLLM. Environment and file are not read. Raises ConfigError."""
     options = options or keyword_options()
     own: dict[str, Any] = {}
     for given, value in values.items():

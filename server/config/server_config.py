@@ -1,6 +1,6 @@
-"""ServerConfig: the options of a server, checked together.
+"""ServerConfig: the options of a server, checked for contradictions.
 
-Errors name the option as on the command line, and never contain a key. Files and folders are only checked for existence."""
+Errors name the option as on the command line, and never contain a key. Of files and folders, only the existence is checked."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ EXCLUSIVE = (
 
 
 class ServerConfig(ServerOptions):
-    """Options of a server, checked together. Raises ConfigError if they contradict each other.
-
-    It is not a dataclass itself, which would add 5 ms to `--help`."""
+    """Options of a server. The constructor raises ConfigError if options contradict each other. The class is not a dataclass
+    itself, because that would add 5 ms to `--help`."""
 
     __slots__ = ()
 
@@ -41,7 +40,7 @@ class ServerConfig(ServerOptions):
             raise ConfigError(complaint)
 
     def user_keys(self) -> tuple[str, ...]:
-        """Return the keys of --api-key and --api-key-file. Raise ConfigError if the file has none or cannot be read."""
+        """Return the keys of --api-key and --api-key-file. Raises ConfigError if the file contains no keys or cannot be read."""
         if self.api_key_file is None:
             return self.api_key
         try:
@@ -62,7 +61,7 @@ class ServerConfig(ServerOptions):
 
 
 def contradiction(options: ServerConfig) -> str | None:
-    """Return an error message for contradictory options, or None. Raises ConfigError if keys cannot be read."""
+    """Return an error message if options contradict each other, or None. Raises ConfigError if keys cannot be read."""
     seqs, tokens = options.max_num_seqs, options.max_num_batched_tokens
     for one, other in EXCLUSIVE:
         if getattr(options, one) is not None and getattr(options, other) is not None:
@@ -204,7 +203,7 @@ def _bad_uds(options: ServerOptions) -> str | None:
 
 
 def _bad_keys(options: ServerConfig) -> str | None:
-    """Return an error message for invalid keys; it contains no key."""
+    """Return an error message for invalid keys, which contains no key; None if all keys are valid."""
     for name, given in (("api_key", options.api_key), ("admin_api_key", (options.admin_api_key,))):
         if not all(key is None or KEY.fullmatch(key) for key in given):
             return f"{flag_of(name)} has to be visible ASCII characters without spaces, since it travels in a header"

@@ -28,7 +28,7 @@ def flag_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions(EngineOptions):
-    """Options as given: their users resolve None and "auto"."""
+    """Options of a server as given by the user. None and "auto" are resolved by the code that uses the option."""
 
     models: tuple[str, ...] = option(
         ("smollm2-135m-instruct",),
@@ -292,7 +292,7 @@ class ServerOptions(EngineOptions):
     config: str | None = option(None, "YAML file with any of these options", group=_LOG, metavar="FILE")
 
     def __post_init__(self) -> None:
-        """Check nothing: `ServerConfig` checks contradictions."""
+        """Do nothing: `ServerConfig` checks for contradictions."""
 
     @property
     def listen_port(self) -> int:
@@ -305,7 +305,7 @@ class ServerOptions(EngineOptions):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names of the first model for clients; responses use the first name."""
+        """Names of the first model for clients. Responses use the first of them."""
         if len(self.models) > 1:
             return self.names_by_model[:1]
         return tuple(dict.fromkeys(self._own_names)) or (self.model,)
@@ -316,7 +316,7 @@ class ServerOptions(EngineOptions):
 
     @property
     def names_by_model(self) -> tuple[str, ...]:
-        """Name of each model, if there are several."""
+        """Name of each model for clients, if there are several models."""
         return self._own_names or self.models
 
     @property
@@ -325,13 +325,13 @@ class ServerOptions(EngineOptions):
         return ANY_NAME in self.served_model_name
 
     def of_one_model(self, what: str) -> Self:
-        """Return these options. Raises ConfigError for several models. `what`: the feature, for the error."""
+        """Return these options. Raises ConfigError if there are several models. `what`: name of the feature, for the error."""
         if len(self.models) > 1:
             raise ConfigError(f"{what} supports one model only: use one --model")
         return self
 
     def each_model(self) -> list[Self]:
-        """Return the options of each model."""
+        """Return the options of each model, with one model each."""
         if len(self.models) == 1:
             return [self]
         return [

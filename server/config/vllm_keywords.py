@@ -1,7 +1,7 @@
-"""Keywords of vLLM's LLM that are not options here, so that programs written for vLLM run.
+"""Keyword arguments of vLLM's LLM that are not options of this server. They are accepted so that programs written for vLLM run.
 
-A keyword that changes nothing is accepted. One without effect here is accepted with a warning. A value that requests an
-unsupported feature is rejected with the reason. Any other name is unknown."""
+A keyword that changes nothing is accepted. A keyword without effect in this engine is accepted with a warning. A value that
+requests an unsupported feature is rejected with the reason. Any other name is unknown."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ _told: set[str] = set()
 
 
 def is_taken(name: str, value: Any) -> bool:
-    """Return whether `name` is an accepted vLLM keyword. Logs a warning, once, for a keyword without effect. Raises ConfigError
-    if `value` requests an unsupported feature."""
+    """Return whether `name` is an accepted keyword of vLLM. Logs a warning, once, if it has no effect. Raises ConfigError if
+    `value` requests an unsupported feature."""
     if name in DEFAULTS:
         allowed, why = DEFAULTS[name]
         if value is not None and value not in allowed:

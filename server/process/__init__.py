@@ -1,1 +1,1 @@
-"""Server process: options become a model, an application and a port. Also signals, the drain, and terminal output."""
+"""Server process: turns options into a model, an application and a port, and handles signals, draining and terminal output."""

@@ -1,7 +1,6 @@
 """create_app: the route table, inside the middleware around every request.
 
-A Router instead of a Starlette: that class adds two error layers, which `RequestMiddleware` already covers, and each would
-wrap every message of every stream."""
+It uses a Router, since a Starlette adds two error layers, which would wrap every message of every stream."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ logger = logging.getLogger("oneloop.http")
 
 
 class HandlerApp:
-    """Handler as an ASGI application. The handler's return value sends itself directly to the server's `send`."""
+    """ASGI application of one handler. It sends the response that the handler returns."""
 
     def __init__(self, route: Route, service: Service) -> None:
         self._route = route
@@ -52,7 +51,7 @@ class HandlerApp:
 
 
 def allowed_hosts(config: ServerConfig) -> Collection[str]:
-    """Return the allowed hosts: from options, or by the address; any over a Unix socket, which browsers cannot reach."""
+    """Return the allowed hosts, from the options or the address. Over a Unix socket, which browsers cannot reach: any."""
     if config.uds is not None:
         return ("*",)
     if config.allowed_host or is_loopback(config.host):
@@ -61,10 +60,10 @@ def allowed_hosts(config: ServerConfig) -> Collection[str]:
 
 
 def line_apps(service: Service) -> dict[str, ASGIApp]:
-    """Return the endpoints for lines of a batch, with error handling, but without API keys and CORS.
+    """Return the endpoints for lines of a batch, by URL. They handle errors, but check no API keys and add no CORS headers.
 
-    Fields that would be ignored are rejected, because a line has no response header to report them. Nothing is stored for
-    later retrieval, and no client connection is watched."""
+    Fields that would be ignored are rejected, because a line has no response header that could list them. Responses are not
+    stored for later retrieval, and no client connection is watched."""
     config = replace(service.config, strict_fields=True, max_stored_responses=0, request_timeout=None)
     own = Service(config, service.lifecycle, service.offload)
     return {
@@ -75,7 +74,7 @@ def line_apps(service: Service) -> dict[str, ASGIApp]:
 
 
 def start_batches(service: Service, folder: BatchFolder) -> BatchRunner:
-    """Resume the batches of `folder` and accept new ones. Needs the running loop."""
+    """Resume the batches in `folder` and accept new batches. Call it on the running event loop."""
     config = service.config
     runner = BatchRunner(
         folder,
@@ -91,7 +90,7 @@ def start_batches(service: Service, folder: BatchFolder) -> BatchRunner:
 
 
 def create_app(service: Service) -> ASGIApp:
-    """Return the routes with their middleware (`guarded`). Routes of disabled features are left out."""
+    """Return the routes with their middleware (see `guarded`). Routes of disabled features are left out."""
     config = service.config
     paths = [PathRoute(each.path, HandlerApp(each, service), methods=[each.method]) for each in ROUTES]
     lifecycle = service.lifecycle
@@ -109,8 +108,8 @@ def create_app(service: Service) -> ASGIApp:
 
 
 def guarded(app: ASGIApp, config: ServerConfig, stats: HttpStats, secret: bytes | None = None) -> ASGIApp:
-    """Wrap `app` in the layers of every request, from the outside in: CORS headers, errors and log, hosts, preflights, keys.
-    `secret`: key of caller digests, shared by processes that must identify callers alike."""
+    """Wrap `app` in the middleware of every request. From the outside in: CORS headers, errors and log, hosts, preflights, keys.
+    `secret`: key of caller digests; processes with the same `secret` compute the same digests."""
     keys = Keys(config.user_keys(), config.admin_api_key, secret)
     is_private = config.uds is not None or is_loopback(config.host)
     if keys or not is_private:

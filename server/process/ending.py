@@ -1,7 +1,6 @@
-"""End of the process: exit codes, deadlines, and signals that a stuck event loop would miss.
+"""End of the process: exit codes, deadlines, and signals that a blocked event loop would not handle.
 
-A thread in compiled code cannot be interrupted, and Python waits for it at exit; so the process is ended without waiting.
-Independent of HTTP and engine."""
+A thread in compiled code cannot be interrupted, and Python waits for it at exit. The process is therefore ended without them."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ SAME_SIGNAL_S = 0.2  # nobody is so quick
 
 
 def leave_at_once(code: int, why: str) -> None:
-    """Kill child processes and exit immediately, without waiting for threads. `why`: for the log."""
+    """Kill child processes and exit immediately with `code`, without waiting for threads. `why`: reason, for the log."""
     for child in _children():
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
@@ -43,21 +42,21 @@ def leave_at_once(code: int, why: str) -> None:
 
 
 def leave_within(limit_s: float, code: int) -> None:
-    """Exit the process after `limit_s`, without waiting for threads, unless it has ended by then."""
+    """Exit the process with `code` after `limit_s` seconds, without waiting for threads, unless it has ended by then."""
     _timer(limit_s, lambda: os._exit(code))
 
 
 class SignalCount:
-    """Counter of signals that counts repetitions within a moment once (a terminal and a supervisor may both deliver a signal)."""
+    """Filter of repeated signals. A terminal and a supervisor may both deliver a signal, which then counts once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Count from zero. `clock`: seconds."""
+        """Create the filter. `clock`: returns seconds."""
         self.num = 0
         self._clock = clock
         self._first = (0, 0.0)
 
     def see(self, number: int) -> bool:
-        """Return whether the signal counts."""
+        """Return whether signal `number` counts, or only repeats the last signal."""
         now_s = self._clock()
         if self.num and self._first[0] == number and now_s - self._first[1] <= SAME_SIGNAL_S:
             return False
@@ -68,14 +67,15 @@ class SignalCount:
 
 
 class SignalWatch:
-    """Thread that ends the process after a signal if the event loop does not: `limit_s` after the first signal, and
+    """Thread that ends the process after a signal if the event loop does not: `limit_s` seconds after the first signal, and
     OBEY_LIMIT_S after the second.
 
-    Python writes the number of each signal to one file descriptor at once, even if the main thread is busy. Usually the loop
-    owns it; here this thread forwards signals to the loop. Enter on the main thread, after the loop has set its handlers."""
+    Python writes the number of each signal to one file descriptor at once, even if the main thread is busy. Usually the event
+    loop owns the descriptor. Here this thread owns it and forwards signals to the loop. Enter the context on the main thread,
+    after the loop has set its handlers."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare the watch. `clock`: seconds, to recognise repeated signals."""
+        """Create the watch. `clock`: returns seconds, to recognise repeated signals."""
         self._signals = SignalCount(clock)
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ def _timer(limit_s: float, act: Callable[[], None]) -> threading.Timer:
 
 
 def _children() -> list[int]:
-    """Ids of this process' direct children (Linux; elsewhere they get the terminal's signal themselves)."""
+    """Return the ids of this process's direct children, on Linux only. On other systems, the terminal signals children itself."""
     found: list[int] = []
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Listening sockets: an address, a Unix socket, or a socket of a service manager; TLS; and readiness notification (sd_notify).
+"""Listening sockets: an address, a Unix socket, or a socket of a service manager. Also TLS and readiness notification (sd_notify).
 
-The file of a Unix socket outlives a killed process. The next process that binds the path removes it if no process listens
-there; a lock on the folder serialises processes that start at the same time."""
+The file of a Unix socket remains after a process is killed. The next process that binds the path removes the file if no process
+listens there. A lock on the folder serialises processes that start at the same time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOT_FOR_OTHERS = 0o117  # rw for user and group: connecting requires write perm
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket: clients may connect now, and are answered once the server accepts. Raises OSError."""
+    """Return a socket that listens at `host` and `port`. Clients may connect before the server accepts. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
@@ -40,8 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def listen_at(path: Path) -> Iterator[socket.socket]:
-    """Listen at the Unix socket `path`, which is removed at the end of the block. Call it before other threads run: the umask of
-    the process is changed for a moment. Raises OSError, also if another process listens there or `path` is not a socket."""
+    """Listen at the Unix socket `path`, which is removed at the end of the block. Call it before other threads run: it changes
+    the umask for a moment. Raises OSError, also if `path` is in use or is not a socket."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
         with _alone_in(path.parent):
@@ -63,8 +63,7 @@ def listen_at(path: Path) -> Iterator[socket.socket]:
 
 def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
     """Return the socket that systemd or `systemd-socket-activate` opened for this process, by sd_listen_fds(3), or None. Its
-    variables are removed from `environ`, since they are invalid in child processes. Raises OSError unless it is one listening
-    stream socket."""
+    variables are removed from `environ`, for child processes. Raises OSError unless there is one listening stream socket."""
     names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
     pid, number, _ = (environ.pop(name, "") for name in names)
     if pid != str(os.getpid()) or number in ("", "0"):
@@ -82,7 +81,7 @@ def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
 
 
 def tell_manager(state: str, environ: MutableMapping[str, str]) -> None:
-    """Send `READY=1` or `STOPPING=1` to the service manager by sd_notify(3), if it set NOTIFY_SOCKET."""
+    """Send `state`, READY=1 or STOPPING=1, to the service manager by sd_notify(3), if NOTIFY_SOCKET is set."""
     name = environ.get("NOTIFY_SOCKET", "")
     if name[:1] not in ("/", "@"):
         return
@@ -93,7 +92,7 @@ def tell_manager(state: str, environ: MutableMapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Lock `folder`, so that only one process at a time runs the block."""
+    """Context in which `folder` is locked, so that only one process at a time runs the block."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""load: from a ServerConfig to a LoadedModel: files, tokenizer, chat format, grammars, engine.
+"""load: creates a LoadedModel from a ServerConfig: files, tokenizer, chat format, grammars, engine.
 
 Only this module and `plan` use the engine and the model's files; the rest of the server uses `runtime.api` alone. The heavy
 parts of `runtime` are imported on a thread, when the port is already open."""
@@ -55,9 +55,8 @@ _FOR_ALL_MODELS = (
 async def load(
     config: ServerConfig, report: Report, cancel: Event, *, stages: Callable[[], Launcher] | None = None
 ) -> LoadedModel:
-    """Load the first model and any models beside it. Those beside are loaded first, since the first model takes the remaining
-    memory. `cancel`: once set, ends a download. `stages`: starts the processes of pipeline stages, if each stage has its own
-    process. Raises LoadError."""
+    """Load the models for embeddings and speech, then the first model, which uses the remaining memory. `cancel`: ends a
+    download when set. `stages`: launcher factory, if each pipeline stage has its own process. Raises LoadError."""
     native.warn_if_missing()
     device, besides = functools.cache(_shared_device), list[ModelSource]()
     if config.embedding_model is not None:
@@ -98,7 +97,7 @@ def _shared_device() -> SharedDevice:
 
 
 def _check_names(configs: Sequence[ServerConfig]) -> None:
-    """Raise LoadError for an invalid model name, before its first request would fail."""
+    """Raise LoadError if a model name is invalid. Otherwise the first request for that model would fail."""
     from runtime.weights.names import check_name
     from runtime.weights.rules import WeightsError
 
@@ -113,7 +112,8 @@ def _in_turns(
     config: ServerConfig, source: ModelSource, loaded: LoadedModel, others: Sequence[ServerConfig], cancel: Event,
     device: Callable[[], SharedDevice],
 ) -> LoadedModel:  # fmt: skip
-    """Return `loaded`, loaded by `source`, as one of several models that are swapped in for requests."""
+    """Return `loaded` as one of several models that are loaded on demand. `source`: its loader. `others`: the other models'
+    options."""
     sources = [source]
     sources += [ModelSource(other, _phases_logged(other.served_names[0]), cancel, device) for other in others]
     names = [config.served_names[0], *(other.served_names[0] for other in others)]
@@ -154,7 +154,7 @@ def _kept_names() -> list[str]:
 
 
 def _phases_logged(name: str) -> Report:
-    """Return a report that logs loading phases, for a model that is loaded while others serve."""
+    """Return a report that logs loading phases. Used for the model `name`, which is loaded while others serve requests."""
     last = ""
 
     def report(progress: LoadProgress) -> None:
@@ -167,14 +167,14 @@ def _phases_logged(name: str) -> Report:
 
 
 def embedding_config(config: ServerConfig, model: str) -> ServerConfig:
-    """Return the part of `config` for a pooling model beside another."""
+    """Return the options of the pooling model `model`, which is loaded in addition to the first model."""
     kept = {name: getattr(config, name) for name in _FOR_ALL_MODELS}
     drawn: Literal["auto", "dummy"] = "dummy" if config.load_format == "dummy" else "auto"
     return ServerConfig(models=(model,), runner="pooling", load_format=drawn, **kept)
 
 
 def speech_config(config: ServerConfig, model: str) -> ServerConfig:
-    """Return the part of `config` for a speech model beside another."""
+    """Return the options of the speech model `model`, which is loaded in addition to the first model."""
     limits = ("max_audio_size", "max_audio_seconds", "max_media_memory_gb")
     pooled = embedding_config(config, model)
     kept = {name: getattr(config, name) for name in limits}
@@ -183,7 +183,7 @@ def speech_config(config: ServerConfig, model: str) -> ServerConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostParts:
-    """Parts of a model that need no device memory."""
+    """Parts of a model that do not use device memory."""
 
     files: ModelFiles
     draft: ModelFiles | None
@@ -193,8 +193,8 @@ class HostParts:
 
 
 class ModelSource:
-    """A `swaps.ModelLoader`: loader of one model. `beside`: a pooling or speech model beside another. `place`: its entry among
-    swapped models, if any. `stages`: as for `load`."""
+    """Loader of one model, a `swaps.ModelLoader`. `beside`: whether it loads a pooling or speech model in addition to the first
+    model. `place`: state of the model among swapped models, if any. `stages`: as for `load`."""
 
     def __init__(
         self, config: ServerConfig, report: Report, cancel: Event, device: Callable[[], SharedDevice], *, beside: bool = False,
@@ -314,8 +314,8 @@ async def _load_one(
 
 
 async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str, str]:
-    """Load the adapters of --lora-modules and --default-mm-loras. Return the names of the latter by modality. Raises ValueError
-    or AdapterRefused."""
+    """Load the adapters of --lora-modules and --default-mm-loras. Return default adapters by modality. Raises ValueError or
+    AdapterRefused."""
     if engine.adapters is None:
         return {}
     for module in AdapterModule.all_of(config.lora_modules):
@@ -335,13 +335,13 @@ async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str
 
 
 async def _warm(grammars: Grammars, imported: asyncio.Event) -> None:
-    """Warm up grammars once the engine is imported: both hold the GIL for some tenths of a second, unlike reading weights."""
+    """Warm up grammars after `imported` is set, since warm-up and import both hold the GIL for some tenths of a second."""
     await imported.wait()
     await asyncio.to_thread(grammars.warm)
 
 
 def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
-    """Return `report` with a hook that sets `imported` once weights are read. Callable from any thread."""
+    """Return `report` with a hook that sets `imported` when the weights are read. Callable from any thread."""
     loop = asyncio.get_running_loop()
 
     def noting(progress: LoadProgress) -> None:
@@ -355,7 +355,7 @@ def _noting_weights(report: Report, imported: asyncio.Event) -> Report:
 def served_speech(
     config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer
 ) -> ServedSpeech | None:
-    """Return the transcription settings of a speech model, else None. Raises SpeechFormatError."""
+    """Return the transcription settings of a speech model; None for other models. Raises SpeechFormatError."""
     if model.speech is None:
         return None
     folder = files.tokenizer_path
@@ -367,8 +367,7 @@ def served_speech(
 def served_pooling(
     config: ServerConfig, files: ModelFiles, model: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate
 ) -> ServedPooling | None:
-    """Return the pooling settings, or None for a model that generates. Raises ValueError if the model does not support the
-    options."""
+    """Return the pooling settings, or None for a model that generates. Raises ValueError for options that it does not support."""
     if served_runner(config.runner, model, embeds=files.modules is not None) == "generate":
         if config.convert in ("embed", "classify") or config.pooler_config is not None:
             raise ValueError("--convert and --pooler-config require a pooling model: add --runner pooling")
@@ -389,7 +388,7 @@ def served_pooling(
 
 
 async def compute_stage(join: Join) -> None:
-    """Compute a stage of a model for another process; see `runtime.start.stage_process`."""
+    """Compute one pipeline stage of a model whose first stage is in another process; see `runtime.start.stage_process`."""
     await asyncio.to_thread(import_engine)
     from runtime.start import stage_process
 
@@ -399,7 +398,7 @@ async def compute_stage(join: Join) -> None:
 def load_text(
     config: ServerConfig, files: ModelFiles, fetch: partial[ModelFiles], report: Report
 ) -> tuple[Tokenizer, ChatTemplate, ChatFormat]:
-    """Load the tokenizer (--tokenizer's or the model's), the chat template (--chat-template's or the tokenizer's) and the chat
+    """Load the tokenizer (of --tokenizer or the model), the chat template (of --chat-template or the tokenizer) and the chat
     format. Raises WeightsError, TokenizerError, PromptError, or LoadError for an unknown parser."""
     chosen = config.tokenizer
     if chosen is not None and Path(chosen).is_dir():

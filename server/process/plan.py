@@ -28,7 +28,7 @@ logger = logging.getLogger("oneloop.load")
 
 
 def import_engine() -> None:
-    """Import the engine, on a thread, so that later imports do not block the event loop."""
+    """Import the engine. Called on a thread, so that later imports do not block the event loop."""
     from runtime.preload import preload_torch
 
     preload_torch()
@@ -36,8 +36,8 @@ def import_engine() -> None:
 
 
 def check_sizes(config: ServerConfig) -> None:
-    """Check the requested sizes against the config of a local model, without torch. Models that are not on disk, or not
-    implemented here, are left to `load`. Raises ValueError."""
+    """Check the requested sizes against the configuration of a local model, without importing torch. Models that are not on
+    disk, or not implemented here, are checked later by `load`. Raises ValueError."""
     from runtime.config import DeviceDefaults, EngineConfig, EnginePlan
     from runtime.models.registry import spec_from_config
     from runtime.models.spec.model import UnsupportedModel
@@ -64,8 +64,8 @@ def check_sizes(config: ServerConfig) -> None:
 
 
 def outline(config: ServerConfig, cancel: Event) -> Outline | None:
-    """Return a model's outline from its files, or None if they are insufficient; loading then reports the reason. For a
-    model on the hub only the configuration is fetched."""
+    """Return a model's outline from its files. For a model on the hub, only the configuration is downloaded. None if the files
+    do not suffice; loading then reports the reason."""
     from runtime.config import EngineConfig
     from runtime.models.spec.model import UnsupportedModel
     from runtime.start import outline_model
@@ -90,7 +90,8 @@ def outline(config: ServerConfig, cancel: Event) -> Outline | None:
 
 
 def pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> PoolerConfig:
-    """Return --pooler-config, with the answer tokens of a known reranker in --chat-template. Raises ValueError."""
+    """Return the value of --pooler-config. For a known reranker in --chat-template, its answer tokens are added. Raises
+    ValueError."""
     chosen = PoolerConfig.read(config.pooler_config)
     known = KNOWN_RERANKERS.get(config.chat_template or "")
     if known is not None and model.generates and chosen.classifier_from_token is None:
@@ -99,7 +100,7 @@ def pooler_config(config: ServerConfig, model: ModelInfo | ModelOutline) -> Pool
 
 
 def draft_files(config: ServerConfig, fetch: Callable[..., ModelFiles]) -> ModelFiles | None:
-    """Fetch the files of the draft model, or return None without one. Raises WeightsError."""
+    """Fetch the files of the draft model; None if the options name no draft model. Raises WeightsError."""
     speculation = config.speculation
     if speculation is None or speculation.model is None:
         return None

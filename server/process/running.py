@@ -1,7 +1,6 @@
-"""Running servers of this user on this machine: one file each, locked by its process.
+"""Running servers of this user on this machine. Each server has a file, which its process keeps locked.
 
-`oneloop ps` and `oneloop stop` read the files. The kernel releases a lock when its process ends, and a reader removes
-unlocked files."""
+`oneloop ps` and `oneloop stop` read the files. The kernel releases a lock when the process ends. Readers remove unlocked files."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ logger = logging.getLogger("oneloop.process")
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server process. `url`: http://…, https://… or unix:PATH; `models`: their names; `started`: seconds since the epoch."""
+    """Running server process. `url`: http://…, https://… or unix:PATH. `models`: names. `started`: seconds since the epoch."""
 
     pid: int
     url: str
@@ -30,7 +29,7 @@ class RunningServer:
 
 
 def folder() -> Path:
-    """Return the folder of the files: below $XDG_RUNTIME_DIR, or below the cache folder where there is none."""
+    """Return the folder of the servers' files: below $XDG_RUNTIME_DIR, or below the cache folder if that variable is not set."""
     runtime, cache = os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(runtime):
         return Path(runtime) / "oneloop"
@@ -39,7 +38,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def announced(server: RunningServer) -> Iterator[None]:
-    """List `server` while the block runs. If the folder cannot be written, only a warning is logged."""
+    """Context in which `server` is listed as running. If the folder cannot be written, only a warning is logged."""
     with contextlib.ExitStack() as stack:
         try:
             folder().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,7 +69,7 @@ def running() -> list[RunningServer]:
 
 
 def end(server: RunningServer, limit_s: float) -> bool:
-    """Send SIGTERM, on which a server drains. Return whether it ended within `limit_s` seconds."""
+    """Send SIGTERM to `server`, which then drains. Return whether its process ended within `limit_s` seconds."""
     try:
         process = os.pidfd_open(server.pid)
     except ProcessLookupError:

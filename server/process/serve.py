@@ -1,10 +1,12 @@
 """Life of the server process: opens the port, loads the model, serves requests, and shuts down on signals.
 
-First signal: new requests get 503, requests in flight finish (up to the drain timeout) while the socket still answers, then
-HTTP server and engine close: exit 0. A second signal, or the first one while loading, ends the process at once. A repetition
-of one signal within a moment counts once, because `timeout` and process groups deliver it twice. A dead engine ends the
-process too. Every wait has a limit; `ending.py` has the exit codes. uvicorn owns sockets and protocol only; its ten wake-ups
-a second and its signal handling are disabled, so an idle process sleeps. The caller provides the loading function."""
+At the first signal, new requests get 503. Requests in flight finish, up to the drain timeout, while the socket still answers. Then
+HTTP server and engine close, and the exit code is 0. A second signal, or the first one while loading, ends the process at once. A
+repetition of one signal within a moment counts once, because `timeout` and process groups deliver it twice. The process also ends
+if an engine fails. Every wait has a limit; `ending.py` has the exit codes.
+
+uvicorn handles sockets and protocol only. Its ten wake-ups a second and its signal handling are disabled, so an idle process
+sleeps. The caller provides the loading function."""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ CANCEL_LIMIT_S = 0.5  # for a download to notice that it is not wanted any more,
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn server without periodic wake-ups: it sleeps until `stop`."""
+    """uvicorn server without periodic wake-ups: it sleeps until `stop` is called."""
 
     def __init__(self, config: uvicorn.Config, clients: Clients) -> None:
         super().__init__(config)
@@ -80,15 +82,15 @@ class HttpServer(uvicorn.Server):
         yield
 
     def stop(self, limit_s: float) -> None:
-        """Close idle connections and the socket. Responses in flight have `limit_s` to finish."""
+        """Close idle connections and the socket. Responses in flight have `limit_s` seconds to finish."""
         self.config.timeout_graceful_shutdown = max(1, round(limit_s))
         self.should_exit = True
         self._stopping.set()
 
 
 def http_server(service: Service, max_connections: int | None = None) -> HttpServer:
-    """Make the HTTP server. `max_connections`: the system's limit, if lower than the options'. Raises ConfigError for an
-    unusable certificate."""
+    """Create the HTTP server. `max_connections`: the system's limit, if lower than the option. Raises ConfigError for a bad
+    certificate."""
     secured = tls_context(service.config)
     clients = Clients(service.config, max_connections)
     service.http_stats.sources.append(clients.metrics)
@@ -112,7 +114,7 @@ def http_server(service: Service, max_connections: int | None = None) -> HttpSer
 
 
 def tracing_of(config: ServerConfig) -> Tracing | None:
-    """Return the tracing of --otlp-traces-endpoint, or None. Raises ConfigError if it cannot be set up."""
+    """Return the Tracing for --otlp-traces-endpoint, or None without that option. Raises ConfigError if it cannot be created."""
     if config.otlp_traces_endpoint is None:
         return None
     from server.http.tracing import Tracing  # packages that nobody else needs
@@ -130,7 +132,8 @@ class Process:
         clock: Callable[[], float] = time.monotonic,
         library: Library | None = None,
     ) -> None:
-        """Prepare the process. `clock`: seconds, to recognise repeated signals. `library`: see `Service`."""
+        """Create the process. `sock`: listening socket. `started_s`: start time by `time.monotonic()`. `clock`: returns seconds,
+        to recognise repeated signals. `library`: see `Service`."""
         self._config = config
         self._sock = sock
         self._load = load
@@ -148,8 +151,8 @@ class Process:
             self._lifecycle.when_loaded(self._trace)
 
     async def run(self) -> int:
-        """Run the server and return the exit code. It returns even if a part hangs. Installs signal handlers on the running
-        loop, which must be the main thread's."""
+        """Run the server and return the exit code, even if a part of the process hangs. Call it on the main thread, for its
+        signal handlers."""
         limit_arenas()
         switch_quickly()
         stopping = self._lifecycle.stopping
@@ -214,7 +217,7 @@ class Process:
             death.cancel()
 
     def end(self, code: int) -> None:
-        """End the process with `code` after `run`, regardless of other threads."""
+        """End the process with `code`, without waiting for threads. Called after `run`."""
         if code in (EXIT_CANNOT_SERVE, EXIT_STUCK):
             leave_at_once(code, self._last_words)
         leave_within(EXIT_LIMIT_S, code)
@@ -303,15 +306,16 @@ class Process:
 
 
 async def _end_http(server: HttpServer, serving: asyncio.Task[None], limit_s: float) -> None:
-    """Stop the HTTP server: responses in flight have `limit_s` to finish, and closing has CLOSE_LIMIT_S more."""
+    """Stop the HTTP server. Responses in flight have `limit_s` seconds to finish, and closing has CLOSE_LIMIT_S more."""
     server.stop(limit_s)
     await asyncio.wait({serving}, timeout=limit_s + CLOSE_LIMIT_S)
 
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Disable garbage collection while a model loads, and freeze what was loaded: collecting torch's objects took a tenth of the
-    start. Afterwards a collection starts at OBJECTS_A_COLLECTION; Python's default of 700 started several per step."""
+    """Context in which garbage collection is disabled, for loading a model. At its end, all objects are frozen: collecting
+    torch's objects took a tenth of the start. Later, a collection starts at OBJECTS_A_COLLECTION; with Python's default of 700,
+    several started per step."""
     gc.disable()
     try:
         yield

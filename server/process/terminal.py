@@ -1,7 +1,7 @@
 """Terminal output while the server starts: progress, and a summary at the end.
 
-A terminal shows a progress bar per counted phase and a line per other phase. A file or pipe gets a line per phase, a log for
-programs a log record. Standard library, and tqdm for bars."""
+A terminal shows a progress bar for each phase with a known total and a line for each other phase. A file or pipe gets a line per
+phase; a program that reads the log gets a log record. Uses the standard library, and tqdm for bars."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ POOLING_APIS = "/v1/embeddings  /v2/embed  /pooling  /classify  /score  /rerank 
 
 
 class StartupDisplay:
-    """Progress of loading. `report` may be called from any thread, `finish` once. `began_s`: when the phase "start" began,
-    by `time.monotonic()`; None: no such phase. `log`: receives each line instead of `out`."""
+    """Display of the loading progress. `report` may be called from any thread, `finish` once. `began_s`: start of the phase
+    "start" by `time.monotonic()`; None if there is no such phase. `log`: receives each line instead of `out`."""
 
     def __init__(self, out: TextIO, began_s: float | None = None, log: Callable[[str], None] | None = None) -> None:
         self._out = out
@@ -47,7 +47,7 @@ class StartupDisplay:
                 self._draw(progress)
 
     def finish(self) -> dict[str, float]:
-        """End the last phase, and return the seconds of each phase."""
+        """End the last phase, and return the duration of each phase in seconds."""
         with self._lock:
             self._end_phase()
             return self._seconds
@@ -107,7 +107,7 @@ def summary(loaded: LoadedModel, url: str, seconds: dict[str, float], total_s: f
 
 
 def _source(loaded: LoadedModel) -> str:
-    """Return the GGUF quantisation of the weights, or "": their dtype in the engine does not show it."""
+    """Return the quantisation of a GGUF file, or "". The dtype of the weights in the engine does not show it."""
     return "" if loaded.gguf_quantization is None else f" from a GGUF file of type {loaded.gguf_quantization}"
 
 
@@ -117,18 +117,18 @@ def _replicas(loaded: LoadedModel) -> str:
 
 
 def _beside(loaded: LoadedModel) -> str:
-    """Return a line about a model that is served beside the first one."""
+    """Return a line about `loaded`, which is served in addition to the first model."""
     model, tasks = loaded.engine.model, ", ".join(SPEECH_TASKS if loaded.pooling is None else loaded.pooling.tasks)
     return f"{loaded.name}: {model.architecture}, {size_of(model.weights_bytes)}, {model.max_model_len:,} tokens; to {tasks}"
 
 
 def _others(loaded: LoadedModel) -> str:
-    """Return a line about the other models that are swapped in and out."""
+    """Return a line about the other models, which are loaded on demand."""
     return f"{', '.join(each.name for each in loaded.others)}: loaded when requests name them"
 
 
 def url_of(address: Any, *, secured: bool = False) -> str:
-    """Return the URL of `address`, as returned by a socket."""
+    """Return the URL of `address`, the value of a socket's getsockname(). `secured`: https instead of http."""
     if isinstance(address, str):
         return f"unix:{address}"
     host, port = address[0], address[1]

@@ -1,4 +1,4 @@
-"""The server as a Ray Serve application: `python -m server ray`, or `serve run server.ray:app`."""
+"""Server as a Ray Serve application: `python -m server ray`, or `serve run server.ray:app`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 
 def app(options: Mapping[str, Any]) -> Any:
-    """Return the application for `serve run server.ray:app replicas=2 model=FOLDER`. `options`: those of `oneloop ray`, by name.
-    Raises ConfigError."""
+    """Return the application for `serve run server.ray:app replicas=2 model=FOLDER`. `options`: by name. Raises ConfigError."""
     from server.ray.application import build  # ray, which is an extra
     from server.ray.options import RayOptions
 

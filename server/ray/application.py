@@ -53,7 +53,7 @@ class ServedIngress:
 
 
 def build(options: RayOptions, config: ServerConfig) -> Application:
-    """Build the application for `serve.run`. If `options` do not give the GPUs of a replica, the cluster's are looked up."""
+    """Build the application for `serve.run`. GPUs that `options` do not set are read from the cluster."""
     gpus = num_gpus(options, config)
     own = dataclasses.replace(config, cors_origin=(), access_log=False)  # the ingress sees to both
     if not gpus and own.num_threads is None:
@@ -91,7 +91,7 @@ def build(options: RayOptions, config: ServerConfig) -> Application:
 
 
 def without_repeats(app: ASGIApp) -> ASGIApp:
-    """Return `app` without the headers that Serve's proxy adds itself: the date, and the request id."""
+    """Return `app` without the response headers that Serve's proxy adds itself: date and request id."""
 
     async def surrounded(scope: Scope, receive: Receive, send: Send) -> None:
         async def once(message: Message) -> None:
@@ -129,8 +129,8 @@ def _placement(config: ServerConfig, num_cpus: int, num_gpus: int) -> dict[str, 
 
 
 def num_gpus(options: RayOptions, config: ServerConfig) -> int:
-    """Return the number of GPUs of each replica, or of each stage if stages are separate processes. A replica is one
-    process, so its GPUs are on one machine."""
+    """Return the number of GPUs of each replica, or of each stage if pipeline stages are separate processes. A replica is one
+    process, so all its GPUs are on one machine."""
     if options.gpus_per_replica is not None:
         return options.gpus_per_replica
     if config.device == "cpu":

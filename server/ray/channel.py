@@ -1,8 +1,8 @@
-"""Transport of answers from replicas to an ingress: one TCP connection for each pair, which carries frames of all requests.
+"""Transport of answers from replicas to an ingress. One TCP connection for each pair carries all requests.
 
-In Serve's own streams each message is a separate task result. Here one step's pieces for many streams are one write and one
-read. A Mailbox listens at the ingress. Each request gives the replica its address and secret, which the replica sends first.
-Independent of Ray, and of the contents of the pieces."""
+In Serve's own streams, each message is a separate task result. Here, all data that one engine step produces for many streams is
+one write and one read. A Mailbox listens at the ingress. Each request gives the replica the Mailbox's address and secret; the
+replica sends the secret first. Independent of Ray, and of the contents of the frames."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplyTo:
-    """Address to which the pieces of an answer are sent."""
+    """Address to which a replica sends the frames of an answer."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class ReplyTo:
 
 
 class ReplyMailbox:
-    """Pieces received for one request, in order. Iterating raises the error of a failed request."""
+    """Frames received for one request, in order. If the request has failed, the iteration raises its error."""
 
     def __init__(self, reply_to: ReplyTo, close: Callable[[int], None]) -> None:
         self.reply_to = reply_to
@@ -59,7 +59,7 @@ class ReplyMailbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, kind: int, payload: bytes) -> None:
-        """Add a piece. Pieces that arrive before they are read are joined."""
+        """Add a frame. Body frames that arrive before they are read are joined."""
         if kind == FrameKind.BODY:
             last = self._pieces[-1] if self._pieces else None
             if isinstance(last, bytes):
@@ -76,7 +76,7 @@ class ReplyMailbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the pieces with `error`, after the pieces already received."""
+        """End the iteration with `error`, after the frames already received."""
         if self._error is None:
             self._error = error
             self._wake()
@@ -107,7 +107,7 @@ class ReplyMailbox:
 
 
 class Mailbox:
-    """Receiver of the pieces of all requests. `host`: an address of this machine that replicas can connect to."""
+    """Receiver of the frames of all requests. `host`: address of this machine to which replicas can connect."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -119,7 +119,7 @@ class Mailbox:
         self._boxes: dict[int, ReplyMailbox] = {}
 
     async def open(self) -> ReplyMailbox:
-        """Return a mailbox that receives the answer to one request; close it afterwards. Raises OSError if listening fails."""
+        """Return a ReplyMailbox that receives the answer to one request. Close it afterwards. Raises OSError if listening fails."""
         async with self._opening:
             if self._server is None:
                 loop = asyncio.get_running_loop()
@@ -138,14 +138,14 @@ class Mailbox:
         return hmac.compare_digest(secret, self._secret)
 
     def put(self, number: int, kind: int, payload: bytes, line: asyncio.Transport) -> None:
-        """Deliver a piece. Pieces for an ended request are dropped."""
+        """Deliver a frame to request `number`. Frames for a request that has ended are dropped."""
         box = self._boxes.get(number)
         if box is not None:
             box.line = line
             box.put(kind, payload)
 
     def lost(self, line: asyncio.Transport) -> None:
-        """Fail the requests whose pieces came over the lost connection `line`."""
+        """Fail all requests whose frames came over the lost connection `line`."""
         for box in self._boxes.values():
             if box.line is line:
                 box.fail(ReplicaLost())
@@ -156,7 +156,7 @@ class Mailbox:
 
 
 class _Incoming(asyncio.Protocol):
-    """Connection from a replica."""
+    """Connection from a replica, at the ingress."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -196,8 +196,8 @@ _WATCHING: set[asyncio.Task[None]] = set()  # a call may end a little later than
 
 
 class Delivery:
-    """A `Stream`: an answer that arrives in `box`. `work`: the replica's call, which ends when everything is sent; its
-    exception, converted by `as_ours`, also ends the answer. `cancel`: cancels the call."""
+    """Answer that arrives in `box`, a `Stream`. `work`: the call of the replica, which ends when everything is sent. If it
+    raises, its exception, converted by `as_ours`, also ends the answer. `cancel`: cancels the call."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class Delivery:
 
 
 class MailboxConnection(asyncio.Protocol):
-    """Connection to a mailbox. Data sent in one iteration of the event loop is one write."""
+    """Connection of a replica to a Mailbox. Data sent in one iteration of the event loop is sent by one write."""
 
     def __init__(self, secret: bytes) -> None:
         self._unsent: list[bytes] = [secret]
@@ -289,14 +289,14 @@ class MailboxConnection(asyncio.Protocol):
 
 
 class Lines:
-    """Connections of a replica, one to each mailbox."""
+    """Connections of a replica, one to each Mailbox."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, int], MailboxConnection] = {}
         self._opening = asyncio.Lock()
 
     async def to(self, reply_to: ReplyTo) -> MailboxConnection:
-        """Connect to an address. Raises OSError if no process listens there."""
+        """Return the connection to an address, and connect if necessary. Raises OSError if no process listens there."""
         key = reply_to.host, reply_to.port
         async with self._opening:
             line = self._lines.get(key)

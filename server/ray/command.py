@@ -1,6 +1,6 @@
 """Command `oneloop ray`: deploys the application on Ray Serve, and shuts it down gracefully on a signal.
 
-Without a cluster, one is started on this machine, and ends with this process."""
+If there is no cluster, the command starts one on this machine, which ends with this process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ERROR = re.compile(r"[\w.]+(Error|Exception): \S")
 
 
 def main(argv: Sequence[str], check: Callable[[ServerConfig], None] = lambda config: None) -> int:
-    """Return the exit code: 0 after a drain, 1 if nothing can be served. `check`: validates the server's options before anything
-    starts; raises ConfigError. Raises ConfigError."""
+    """Deploy and serve. Return the exit code: 0 after a drain, 1 if nothing can be served. `check`: validates the server's
+    options before anything starts. Raises ConfigError, as `check` does."""
     if {"-h", "--help"} & {*argv}:
         print(USAGE, end="")
         return 0
@@ -78,7 +78,7 @@ def run(options: RayOptions, config: ServerConfig) -> int:
 
 
 def reasons(messages: Mapping[str, str]) -> str:
-    """Return the last lines of the tracebacks that Serve reports for deployments."""
+    """Return the last line of each traceback that Serve reports for a deployment. `messages`: Serve's message by deployment."""
     ends = []
     for name, message in messages.items():
         found = [line for line in message.splitlines() if _ERROR.match(line)]

@@ -1,7 +1,7 @@
-"""Exchange: one request to an ASGI application in process, whose response is read piece by piece.
+"""Exchange: one request to an ASGI application in this process. Its response is read piece by piece.
 
-The application runs in its own task. When the reader leaves, it receives `http.disconnect`, as from a connection. Data sent
-between two reads is joined."""
+The application runs in its own task. When the reader leaves, the application receives `http.disconnect`, as from a connection.
+Data sent between two reads is joined."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Piece = ResponseHead | bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """Forwarded request. `prefixes`: hashes of prompt prefixes (`prefixes.py`), which select a replica; the replica itself
-    does not use them."""
+    """Request that an ingress forwards to a replica. `prefixes`: hashes of prompt prefixes (`prefixes.py`), which select the
+    replica. The replica itself does not use them."""
 
     head: dict[str, Any]
     headers: Headers
@@ -55,7 +55,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAnswer:
-    """Complete response of `replica`."""
+    """Complete response of the replica `replica`."""
 
     replica: str
     status: int
@@ -94,7 +94,8 @@ class Exchange:
         self._news.set()
 
     async def pieces(self) -> AsyncGenerator[ResponseHead | bytes]:
-        """Yield the response once. Stop by `leave`, or by closing the generator. Raises errors of the application."""
+        """Yield the head and the body's pieces. May be called once. Stop by `leave`, or by closing the generator. Raises the
+        application's errors."""
         try:
             begun = False
             while True:
@@ -114,10 +115,10 @@ class Exchange:
             self.leave()
 
     def leave(self) -> None:
-        """Disconnect the client from the application."""
+        """Send a client's disconnect to the application."""
         self._left.set()
 
     def when_over(self, call: Callable[[asyncio.Task[None]], object]) -> asyncio.Task[None]:
-        """Call `call` at the end of the application's task, and return the task."""
+        """Return the application's task. `call` is called with the task when it ends."""
         self._task.add_done_callback(call)
         return self._task

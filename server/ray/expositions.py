@@ -1,4 +1,4 @@
-"""Joins the metrics of several replicas in Prometheus' text format: each sample is labelled with its replica.
+"""Joins the metrics of several replicas in Prometheus' text format. Each sample is labelled with its replica.
 
 The lines of a metric family must be contiguous, after a single HELP and TYPE."""
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 
 def joined(pages: Mapping[str, bytes]) -> bytes:
-    """Join the metrics of several replicas. `pages`: by the replica's name. Lines outside a family with a TYPE stay below
-    the last family."""
+    """Return one metrics page for several replicas. `pages`: metrics page by name of the replica. Lines without a TYPE of their
+    own stay below the preceding family."""
     families: dict[str, tuple[list[str], list[str]]] = {}  # by name: what describes it, and its samples
     for replica, page in pages.items():
         name = ""

@@ -1,4 +1,4 @@
-"""ServeFleet: a `Fleet` on Ray Serve's handle, which converts its exceptions to ours."""
+"""ServeFleet: a `Fleet` that uses Ray Serve's deployment handle, and converts its exceptions to those of this server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BROADCAST_LIMIT_S = 30.0
 
 
 class ServeFleet:
-    """Replicas of Serve as a fleet. `host`: an address of this machine that replicas can connect to."""
+    """Replicas of a Ray Serve deployment as a `Fleet`. `host`: address of this machine to which replicas can connect."""
 
     def __init__(self, replicas: DeploymentHandle, host: str) -> None:
-        """Create the fleet. Needs the running loop."""
+        """Create the fleet. Call it on the running event loop."""
         self._replicas = replicas
         self._mailbox = Mailbox(host)
 

@@ -1,7 +1,7 @@
-"""Ingress: receives requests from Serve's proxies, forwards each to a replica, and answers if the replica dies.
+"""Ingress: receives requests from Serve's proxies, forwards each to a replica, and answers with an error if the replica ends.
 
-The application's own middleware runs first (`process.app.guarded`), so keys and body limits are checked before a replica is
-involved. Requests that concern all replicas go to all. Ray is accessed only through a `Fleet`."""
+The application's own middleware runs first (`process.app.guarded`), so keys and body limits are checked before a request is
+forwarded. Requests that concern all replicas are sent to all. Ray is accessed only through a `Fleet`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PATHS = frozenset(each.path for each in ROUTES)
 
 
 class Stream(Protocol):
-    """Response in flight. Leaving the block ends the request. Iterating raises ReplicaLost, or another ApiError."""
+    """Response in flight. Leaving the context ends the request. The iteration raises ReplicaLost or another ApiError."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -51,14 +51,14 @@ class Stream(Protocol):
 
 
 class Fleet(Protocol):
-    """All replicas, as the ingress uses them."""
+    """Interface of the ingress to all replicas."""
 
     async def answer(self, request: Forwarded) -> Stream:
-        """Forward `request` to the replica chosen for it, and return its response stream; enter the stream to read it."""
+        """Forward `request` to a replica chosen by the fleet. Return the response stream, which must be entered to read it."""
         ...
 
     async def answer_all(self, request: Forwarded) -> Sequence[ReplicaAnswer]:
-        """Return the answers of all running replicas. Raises ApiError."""
+        """Send `request` to all running replicas. Return their answers. Raises ApiError."""
         ...
 
 
@@ -131,7 +131,8 @@ def ingress_app(config: ServerConfig, fleet: Fleet) -> ASGIApp:
 
 
 def together(answers: Sequence[ReplicaAnswer], *, is_metrics: bool) -> tuple[ResponseHead, bytes]:
-    """Combine the answers of all replicas: the first error if there is one, joined metrics, or JSON with numbers added."""
+    """Combine the answers of all replicas. The result is the first error if there is one. Otherwise it is a joined metrics page,
+    or a JSON object in which numbers are added."""
     first = next((each for each in answers if each.status >= 400), answers[0])
     if first.status >= 400:
         return ResponseHead(first.status, _without_length(first.headers)), first.body
@@ -157,7 +158,7 @@ def _without_length(headers: Headers) -> Headers:
 
 
 def _start(head: ResponseHead, scope: Scope) -> Message:
-    """Return the replica's headers as a message, and give the request the replica's request id."""
+    """Return the ASGI message that starts the response. The request gets the replica's request id."""
     for name, value in head.headers:
         if name.lower() == b"x-request-id":
             call_in(scope).id = value.decode("latin-1")

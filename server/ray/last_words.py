@@ -1,6 +1,6 @@
-"""End of a stream whose replica is lost: an error in the form of the client's API.
+"""End of a stream whose replica has failed: an error event in the format of the client's API.
 
-Only an event stream can end with an error; any other response is cut off."""
+Only an event stream can end with an error. Any other response is cut off."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NUMBER = re.compile(rb'"sequence_number":(\d+)')
 def last_words(
     error: ApiError, path: str, shape: ErrorShape | None, headers: Headers, last: bytes, request_id: str
 ) -> bytes | None:
-    """Return the bytes that end a stream with `error`; None if the response is no stream. `headers`: the response's; `last`:
-    the last bytes of its body."""
+    """Return the bytes that end an event stream with `error`; None for any other response. `headers`: headers of the response.
+    `last`: last bytes of its body so far."""
     kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     body = error.body() if shape is None else shape.body(error, request_id)
     if kind.startswith(b"application/x-ndjson"):

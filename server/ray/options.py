@@ -1,6 +1,6 @@
-"""RayOptions: options of `oneloop ray` in addition to the server's options, which each replica receives.
+"""RayOptions: options of `oneloop ray`, in addition to the server's options, which every replica receives.
 
-Independent of Ray and standard library only, so that option errors are reported before heavy imports."""
+Independent of Ray; imports the standard library only, so that option errors are reported before heavy imports."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RayOptions:
 
     @property
     def scales(self) -> bool:
-        """True if the number of replicas follows the load."""
+        """True if the number of replicas depends on the load."""
         return self.min_replicas is not None or self.max_replicas is not None
 
     @property
@@ -76,7 +76,7 @@ class RayOptions:
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, ServerConfig]:
-        """Parse `argv` into Ray's options and the options of each replica. Raises ConfigError."""
+        """Return Ray's options and the options of each replica from `argv`. Raises ConfigError."""
         parser = CommandParser(
             prog="oneloop ray", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
         )
@@ -90,7 +90,7 @@ class RayOptions:
 
     @classmethod
     def of_names(cls, values: Mapping[str, Any]) -> tuple[Self, ServerConfig]:
-        """Parse `name=value` pairs, from `serve run` or Serve's configuration files. Raises ConfigError."""
+        """Return Ray's options and the options of each replica from `name=value` pairs (`serve run`). Raises ConfigError."""
         argv: list[str] = []
         for name, value in values.items():
             flag = flag_of(name)
@@ -105,19 +105,18 @@ class RayOptions:
         return cls.parse(argv, os.environ)
 
     def max_ongoing(self, config: ServerConfig) -> int:
-        """Return the number of requests a replica accepts at a time: those that run and those that may wait in its engine."""
+        """Return the number of requests that a replica accepts at a time: those that run and those that wait in its engine."""
         return (config.max_num_seqs or NUM_SEQS) + config.max_queue
 
 
 def num_devices(config: ServerConfig) -> int:
-    """Return the number of GPUs that one process uses."""
+    """Return the number of GPUs that one process of the model uses."""
     num_stages = config.pipeline_parallel_size if config.distributed_executor_backend == "uni" else 1
     return config.tensor_parallel_size * num_stages * config.data_parallel_size
 
 
 def replica_config(config: ServerConfig) -> ServerConfig:
-    """Return `config` for a replica. Responses are not stored, since a later request may reach another replica. Raises
-    ConfigError."""
+    """Return `config` for a replica. Responses are not stored: later requests may reach other replicas. Raises ConfigError."""
     for flag, value, instead in (
         ("--batch-dir", config.batch_dir, "batches are kept by one process"),
         ("--uds", config.uds, "Serve's proxies listen at a port"),

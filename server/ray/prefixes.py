@@ -1,8 +1,8 @@
-"""Choice of a replica: the one with the prompt's prefix in its cache, unless it is busier than others; else the better of two
-random ones.
+"""Choice of a replica. One with the prompt's prefix in its cache is preferred, unless it is busier than others. Else the less busy
+of two random replicas.
 
-Compares texts instead of ids, because the ingress has no tokenizer. Hashes of each CHUNK_BYTES of a body, from the start of
-the prompt, include all earlier chunks, so equal hashes mean equal prefixes. Independent of Ray; `choose` is a pure function."""
+Texts are compared instead of token ids, because the ingress has no tokenizer. A body is hashed in chunks of CHUNK_BYTES, from
+the start of the prompt. Each hash includes all earlier chunks. Independent of Ray; `choose` is a pure function."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')  # adapters share no bl
 
 
 def prefixes_of(body: bytes, owner: bytes = b"") -> tuple[bytes, ...]:
-    """Return hashes of the prefixes of a JSON body's prompt, the shortest first; () if it is shorter than a chunk. `owner`:
-    the owner of the KV cache blocks."""
+    """Return hashes of the prefixes of a JSON body's prompt, the shortest first. () if the prompt is shorter than a chunk.
+    `owner`: owner of the KV cache blocks, part of each hash."""
     found = _PROMPT.search(body, 0, SEARCHED_BYTES)
     if found is None:
         return ()
@@ -41,7 +41,7 @@ def prefixes_of(body: bytes, owner: bytes = b"") -> tuple[bytes, ...]:
 
 
 class Homes:
-    """Map from prompt prefixes to the replica that served each last, with least recently used eviction."""
+    """Map from prompt prefixes to the replica that last served each prefix. The least recently used prefixes are evicted."""
 
     def __init__(self, limit: int = MAX_HOMES) -> None:
         self._limit = limit
@@ -55,7 +55,7 @@ class Homes:
             self._home.popitem(last=False)
 
     def find(self, prefixes: Sequence[bytes], among: Mapping[str, object]) -> str | None:
-        """Return the replica in `among` with the longest of these prefixes, or None."""
+        """Return the replica in `among` that served the longest of `prefixes`, or None."""
         for name in reversed(prefixes):
             home = self._home.get(name)
             if home is not None and home in among:
@@ -66,9 +66,9 @@ class Homes:
 def choose(
     home: Replica | None, ongoing: Mapping[Replica, int], spare: float, two_of: Callable[[Sequence[Replica]], list[Replica]]
 ) -> list[list[Replica]]:  # fmt: skip
-    """Return ranks of replicas, to be tried in order; within a rank the least busy one is used. `home`: the replica with the
-    prompt's prefix, if any. `ongoing`: requests in flight at each replica. `spare`: number of requests that `home` may have
-    beyond the least busy replica. `two_of`: picks two at random, or all of fewer."""
+    """Return lists of replicas, to be tried in order. Within a list, the least busy replica is used. `home`: replica with the
+    prompt's prefix, if any. `ongoing`: number of requests in flight at each replica. `spare`: number of requests that `home` may
+    have in addition to those of the least busy replica. `two_of`: picks two replicas at random, or all if there are fewer."""
     if not ongoing:
         return []
     two = two_of([*ongoing])

@@ -1,6 +1,6 @@
 """Replica: the whole server (model, engine, routes, keys) in a process without its own port.
 
-It corresponds to `process/serve.py`, for a process that Ray Serve starts, checks and ends. Independent of Ray."""
+It does what `process/serve.py` does, in a process that Ray Serve starts, checks and ends. Independent of Ray."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Unhealthy(Exception):
 
 
 class Replica:
-    """Server without a port. `load`: as for `Process`. `name`: the replica's name in joined metrics."""
+    """Server without a port. `load`: loading function, as for `Process`. `name`: name of the replica in joined metrics."""
 
     def __init__(self, config: ServerConfig, load: Load, name: str | None = None) -> None:
-        """Create the replica. Needs the running loop. Raises ConfigError."""
+        """Create the replica. Call it on the running event loop. Raises ConfigError."""
         self.name = name or uuid.uuid4().hex[:8]
         self._config = config
         self._load = load
@@ -49,7 +49,7 @@ class Replica:
         self._tracing = tracing_of(config)
 
     async def start(self) -> None:
-        """Load the model, and return when requests are accepted. Raises LoadError."""
+        """Load the model. Return when the replica accepts requests. Raises LoadError."""
         self._app = create_app(self._service)
         with without_collections():
             loaded = await self._load(self._config, self._lifecycle.report, threading.Event())
@@ -61,7 +61,7 @@ class Replica:
         logger.info("replica %s serves %s (process %d)", self.name, loaded.name, os.getpid())
 
     async def _end_with_engine(self) -> None:
-        """End the process when its engine dies, so that Serve replaces it."""
+        """End the process when its engine fails, so that Serve replaces the replica."""
         reason = await self._lifecycle.death()
         logger.critical("%s; only another replica can serve", reason)
         if self._tasks:
@@ -69,7 +69,7 @@ class Replica:
         leave_at_once(EXIT_CANNOT_SERVE, reason)
 
     async def check_health(self) -> None:
-        """Check health as /health does. Raises Unhealthy if the replica must be replaced."""
+        """Raise Unhealthy if the replica must be replaced, by the criteria of /health."""
         if self._lifecycle.steps_fail():
             for each in self._lifecycle.require_model().resident[:1]:
                 self._service.token_probe.begin(each.engine)  # only a step that settles can tell that it is over
@@ -84,7 +84,8 @@ class Replica:
         return exchange
 
     async def deliver(self, request: Forwarded, reply_to: ReplyTo) -> None:
-        """Send the answer piece by piece, and return after the last piece. Cancelling it ends the request. Raises OSError."""
+        """Send the answer to `request` to `reply_to`, frame by frame. Return after the last frame. Cancelling this call ends the
+        request. Raises OSError."""
         line = await self._lines.to(reply_to)
         line.send(reply_to.number, ACCEPTED)
         async with aclosing(self._begin(request).pieces()) as pieces:
@@ -103,7 +104,7 @@ class Replica:
         return ReplicaAnswer(self.name, head.status, head.headers, body)
 
     async def stop(self) -> None:
-        """Finish requests in flight, up to the drain timeout, then end the engine."""
+        """Wait for requests in flight, up to the drain timeout, then end the engine."""
         if self._death is not None:
             self._death.cancel()
         loaded = self._lifecycle.loaded

@@ -1,6 +1,6 @@
-"""PrefixRouter: `prefixes.choose` as a request router of Ray Serve.
+"""PrefixRouter: request router of Ray Serve that uses `prefixes.choose`.
 
-Each ingress has its own router. A request without prefixes goes to the better of two random replicas."""
+Each ingress has its own router. A request without prefixes goes to the less busy of two random replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.ray.prefixes import Homes, choose
 
 class PrefixRouter(RequestRouter):
     def initialize_state(self, spare: float = 8.0) -> None:
-        """Set the router's parameters. `spare`: requests that a prompt's replica may have beyond the least busy replica."""
+        """Set the router's parameters. `spare`: see `prefixes.choose`."""
         self._homes = Homes()
         self._spare = spare
 

@@ -1,7 +1,7 @@
-"""Pipeline stages of one model as Ray actors: this process runs the event loop and the first stage, and starts the others.
+"""Pipeline stages of one model as Ray actors. This process runs the event loop and the first stage, and starts the other stages.
 
-A placement group has a bundle for each stage: CPU cores, and GPUs if any, each on its own node if the cluster has enough.
-The first bundle is this process' own; for a replica of Ray Serve, the bundle it was started in. Needs Ray."""
+A placement group has a bundle of CPU cores, and GPUs if any, for each stage. Each bundle is on its own node if the cluster has
+enough nodes. The first bundle belongs to this process; in a Ray Serve replica, it is the replica's bundle. Needs Ray."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PATIENCE_S = 10.0  # for a share of the cluster, before it is said that somebody
 
 
 class AnyJoin(Protocol):
-    """Message `runtime.parallel.messages.Join`, which is only passed on here."""
+    """Message `runtime.parallel.messages.Join`, which this module only passes on."""
 
     @property
     def stage(self) -> int: ...
 
 
 class StageActor:
-    """Process of one stage."""
+    """Ray actor that computes one pipeline stage."""
 
     def __init__(self, log_level: str, log_format: str) -> None:
         logs.begin(log_level, log_format)
@@ -47,7 +47,7 @@ class StageActor:
         switch_quickly()
 
     def compute(self, join: Any) -> None:
-        """Compute until the process of the first stage is gone."""
+        """Compute the stage until the process of the first stage has ended. `join`: an `AnyJoin`."""
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -60,10 +60,10 @@ class StageActor:
 
 
 class StageActors:
-    """A `runtime.parallel.processes.Launcher` that starts stages as Ray actors."""
+    """Launcher of pipeline stages as Ray actors, a `runtime.parallel.processes.Launcher`."""
 
     def __init__(self, config: ServerConfig, group: PlacementGroup) -> None:
-        """Prepare actors. `group`: has a bundle for each stage."""
+        """Prepare the actors. `group`: placement group with a bundle for each stage."""
         self.host: str = ray.util.get_node_ip_address()
         self._config, self._group = config, group
         self._actors: list[Any] = []
@@ -108,27 +108,27 @@ def actor_in(group: PlacementGroup, number: int, config: ServerConfig) -> Any:
 
 
 def shares(config: ServerConfig, num_cpus: int, num_gpus: int) -> list[dict[str, float]]:
-    """Return the bundle of resources for each stage."""
+    """Return the resources of each stage's bundle, by Ray's resource names."""
     share = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
     return [{kind: number for kind, number in share.items() if number}] * config.pipeline_parallel_size
 
 
 def strategy(config: ServerConfig, num_gpus: int) -> str:
-    """Return the placement strategy: each stage on its own host if there are enough, else wherever there is room."""
+    """Return the placement strategy: each stage on its own host if there are enough hosts, else any host with free resources."""
     hosts = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= num_gpus]
     return "STRICT_SPREAD" if len(hosts) >= config.pipeline_parallel_size else "SPREAD"
 
 
 class StageCluster:
-    """Resources of a cluster, from `RAY_ADDRESS` or on this machine, for a model whose first stage runs in this process."""
+    """Resources of a Ray cluster, at `RAY_ADDRESS` or on this machine, for a model whose first stage runs in this process."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._group: PlacementGroup | None = None
 
     def __enter__(self) -> Self:
-        """Connect to the cluster on the main thread, before a loop runs, and wait for the resources. Raises ConfigError
-        without a cluster."""
+        """Connect to the cluster and wait for the resources. Call it on the main thread, before an event loop runs. Raises
+        ConfigError without a cluster."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         where: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"address": "local", "include_dashboard": False}
@@ -157,13 +157,13 @@ class StageCluster:
         ray.shutdown()
 
     async def load(self, config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
-        """Load the model with its stages (a `Load`)."""
+        """Load the model with all its stages. A `Load` function."""
         assert self._group is not None, "it was entered"
         return await load(config, report, cancel, stages=partial(StageActors, config, self._group))
 
 
 async def load_in_replica(config: ServerConfig, report: Report, cancel: threading.Event) -> LoadedModel:
-    """Load the model in a replica of Ray Serve, whose placement group has the bundles (a `Load`)."""
+    """Load the model in a replica of Ray Serve. The replica's placement group has a bundle for each stage. A `Load` function."""
     if config.distributed_executor_backend == "uni":
         return await load(config, report, cancel)
     group = ray.util.get_current_placement_group()
