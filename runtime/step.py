@@ -50,7 +50,6 @@ class WorkerEvent:
         await asyncio.shield(self._future)
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
-        """Call `call` once the work has run, see `SharedEvent`."""
         self._future.add_done_callback(lambda future: call(future.exception()))
 
 

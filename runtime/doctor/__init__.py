@@ -1,1 +1,1 @@
-"""Doctor: hardware and dependencies of this machine, and the models that fit."""
+"""Check of this machine (`oneloop doctor`): its hardware and dependencies, and the models that fit."""

@@ -1,4 +1,4 @@
-"""Findings: hardware and software of this machine for serving models, and problems with commands that fix them."""
+"""Findings about this machine's hardware and software for serving models. Each problem has a command that fixes it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _EXTRAS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check. `state`: "missing" slows or prevents serving, "note" is information. `mend`: a command that fixes
-    it."""
+    """Result of a check. `state`: "missing" if it slows or prevents serving, "note" for information. `mend`: command that fixes
+    the problem, or None."""
 
     topic: str
     text: str
@@ -50,13 +50,13 @@ class Finding:
 
 
 def findings() -> dict[str, Any]:
-    """Return all findings, fitting models and kernels, ready for JSON. Takes about a second, mostly to measure bandwidth."""
+    """Return all findings, the models that fit, and the kernels, as JSON data. Takes about a second to measure bandwidth."""
     found = [*_system(), *_devices(), *_links(), *_kernels(), *_packages(), *_limits()]
     return {"findings": [asdict(finding) for finding in found], **fits(), "kernels": ops.describe()}
 
 
 def fits() -> dict[str, Any]:
-    """Return the models of the catalogue that fit in free memory, with memory size and measured bandwidth, as JSON data."""
+    """Return the catalogue's models that fit in free memory, the free memory, and the measured bandwidth, as JSON data."""
     device = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[0] if device else free_host_bytes()
     rate = memory_rate("cuda" if device else "cpu")
@@ -68,13 +68,13 @@ def fits() -> dict[str, Any]:
 
 
 def _formats() -> frozenset[str] | None:
-    """Return the formats that this GPU supports; None for all."""
+    """Return the weight formats that this GPU supports; None for all formats."""
     refusal = ops.linear_refusal([ops.WeightFormat("fp8")], torch.bfloat16, torch.device("cuda"))
     return None if refusal is None else frozenset(BYTES_PER_PARAMETER) - {"fp8"}
 
 
 def memory_rate(device: str) -> float:
-    """Return the memory bandwidth of the device in bytes per second: reads and writes of the fastest of some copies."""
+    """Return the memory bandwidth of `device` in bytes per second, from the fastest of several copies. Counts read and write."""
     source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best_s = float("inf")
@@ -126,7 +126,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _links() -> Iterator[Finding]:
-    """Yield the links between GPUs."""
+    """Yield findings about the links between GPUs."""
     num = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num and (text := topology(range(num))):
         yield Finding("links", text)
@@ -144,7 +144,7 @@ def _links() -> Iterator[Finding]:
 
 
 def peer_rate(source: int, target: int) -> float:
-    """Return the bandwidth of copies between two CUDA devices in bytes per second, from the fastest of some copies."""
+    """Return the bandwidth of copies between two CUDA devices, in bytes per second, from the fastest of several copies."""
     there = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{source}")
     here = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{target}")
     best_s = float("inf")

@@ -1,6 +1,6 @@
-"""Models that can be served by name: those of the catalogue, local ones, and the supported architectures.
+"""Models that can be served by name: models of the catalogue, local models, and the supported architectures.
 
-Nothing is downloaded, and no weights are read."""
+This module downloads nothing and reads no weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from runtime.weights import catalogue, library, names
 
 
 def models() -> dict[str, Any]:
-    """Return the models as JSON data. `bytes`: approximate size of the weights; `here`: True if they need not be downloaded.
-    `architectures`: implementation of each, "native" or "transformers"."""
+    """Return the models as JSON data. `bytes`: approximate size of the weights. `here`: True if the model is on this machine.
+    `architectures`: maps each supported architecture to its implementation, "native" or "transformers"."""
     by_architecture, kept = dict(supported()), library.kept()
     here = {model.name for model in kept if model.is_whole}
     return {
@@ -61,7 +61,7 @@ def _architecture(config: Path) -> str | None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return facts about a model by name: the entry of the catalogue, and local files. Raises FetchError."""
+    """Return facts about model `name` from the catalogue and local files. Raises FetchError."""
     names.check_name(name)
     found, kept = catalogue.find(name), library.find_kept(name)
     described: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Estimates which models of the catalogue fit in memory and how fast they can be, from sizes and bandwidth."""
+"""Estimates of which models of the catalogue fit in memory and how fast they are, from their sizes and the bandwidth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MIN_KV_TOKENS = 2048  # of a generating model: with fewer it does not count as f
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Result for a model of the catalogue in one of its formats. `kv_tokens`: tokens whose KV fits in the rest of the
-    memory, 0 if the weights fill it or there is no KV cache. `tokens_per_s`: upper bound for one stream, if each token reads
-    the weights once (the roofline of Williams et al. 2009, at batch 1); None for models that generate nothing."""
+    """A model of the catalogue in one of its formats. `kv_tokens`: number of tokens whose KV fits in the memory that the
+    weights leave; 0 without a KV cache. `tokens_per_s`: upper bound for one stream, if each token reads the weights once
+    (roofline of Williams et al. 2009, batch 1); None if the model does not generate."""
 
     model: str
     task: str
@@ -27,9 +27,9 @@ class Fit:
 
 
 def what_fits(memory_bytes: int, bytes_per_s: float, formats: frozenset[str] | None = None) -> list[Fit]:
-    """Return a Fit for each model: in its largest format that fits, or in its smallest one if none does.
+    """Return a Fit for each model of the catalogue: in its largest format that fits, or in its smallest format if none does.
 
-    `bytes_per_s`: memory bandwidth of the processor. `formats`: those that it computes, by default all."""
+    `bytes_per_s`: memory bandwidth of the processor. `formats`: formats that the processor supports; None: all."""
     return [_best(model, memory_bytes, bytes_per_s, formats) for model in catalogue().values()]
 
 

@@ -124,7 +124,7 @@ class Engine:
         return self._scheduler.load + 2 * bool(self._sleeping.level)
 
     def num_cached(self, prompt: PreparedPrompt) -> int:
-        """Return how many leading tokens of `prompt` are in the prefix cache. See `Replica`."""
+        """Return how many leading blocks of `prompt` are in the prefix cache. See `Replica`."""
         return self._scheduler.blocks.cache.num_cached(cast("Several[BlockHash]", prompt.block_hashes))
 
     def health(self) -> EngineHealth:
@@ -209,7 +209,6 @@ class Engine:
         return stream
 
     def _changed(self, sequence: Sequence) -> None:
-        """Wake the loop after `sequence` has ended."""
         if not sequence.request.is_probe:
             self._sleeping.used()
         self.loop.wake()

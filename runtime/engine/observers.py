@@ -73,7 +73,6 @@ class Observers:
         self.call(self._meter.report, now)
 
     def deferred(self, sampling: ScheduledBatch, now: float) -> None:
-        """Record the rows of `sampling`, which are sampled later because their masks were late."""
         self.call(self._meter.deferred, sampling, now)
 
     def busy(self) -> None:

@@ -1,1 +1,1 @@
-"""LoRA adapters of one base model: loading, host memory and device slots. See README.md."""
+"""LoRA adapters of one base model: loads them into host memory and assigns device slots. See README.md."""

@@ -1,8 +1,8 @@
-"""Adapters by name: load, replace and unload while requests run. Files are read on threads; all other work runs on the event
+"""Adapters by name: load, replace and unload them while requests run. Files are read on threads; all other work runs on the event
 loop.
 
-A name refers to a version. Loading under an existing name creates a new version; running requests keep the old one. No
-torch: the store owns the tensors."""
+A name refers to a version of an adapter. Loading under an existing name creates a new version; running requests keep the old
+one. Does not import torch, because the store owns the tensors."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ class Facts(Protocol):
 
 class Store(Protocol):
     def read(self, key: int, path: str) -> Facts:
-        """Load an adapter into memory. Thread-safe; takes long. Raises WeightsError."""
+        """Load the adapter in folder `path` into memory as `key`. Thread-safe and slow. Raises WeightsError."""
         ...
 
     def drop(self, key: int) -> None:
-        """Remove an adapter from memory."""
+        """Remove adapter `key` from memory."""
         ...
 
     def has(self, key: int) -> bool:
-        """Return whether the adapter is in memory."""
+        """Return True if adapter `key` is in memory."""
         ...
 
     def leave(self) -> None:
-        """Release all adapters and the model. Adapters read from now on are only checked."""
+        """Release all adapters and the model. Until `enter`, `read` only checks adapters."""
         ...
 
     def enter(self, fresh: Self) -> None:
-        """Use the model of `fresh` from now on."""
+        """Use the model of the store `fresh` from now on."""
         ...
 
     def forget(self, key: int) -> None:
-        """Remove an adapter that will not be requested again."""
+        """Remove adapter `key`, which will not be requested again."""
         ...
 
 
 class Adapters:
-    """Implementation of AdapterClient. `slots`: used by the scheduler."""
+    """Implementation of AdapterClient. `slots`: assignment of device slots, used by the scheduler."""
 
     def __init__(self, limits: LoraLimits, store: Store) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class Adapters:
         self._fail: Callable[[int, str], None] = lambda key, why: None
 
     def connect(self, wake: Callable[[], None], fail: Callable[[int, str], None]) -> None:
-        """Set callbacks: `wake` after an awaited adapter was loaded; `fail(key, why)` if it cannot be loaded."""
+        """Set callbacks. `wake()` is called when an awaited adapter was loaded, `fail(key, why)` if it cannot be loaded."""
         self._wake, self._fail = wake, fail
 
     def all(self) -> Sequence[Adapter]:
@@ -81,7 +81,7 @@ class Adapters:
         return self._names.get(name)
 
     async def load(self, name: str, path: str, *, key: int | None = None) -> Adapter:
-        """Load an adapter. `key`: the version's key, if other engines have assigned one."""
+        """Load an adapter, see `AdapterClient.load`. `key`: key of the version, if another engine has already assigned one."""
         async with self._changing:
             self._num_versions = key = self._num_versions + 1 if key is None else key
             began_s = time.monotonic()
@@ -124,18 +124,18 @@ class Adapters:
         return True
 
     def _give_up(self, key: int, read: asyncio.Future[Facts]) -> None:
-        """Discard an adapter whose load was cancelled, and ignore errors of reading it."""
+        """Discard adapter `key`, whose loading was cancelled. Ignore errors of reading it."""
         if not read.cancelled():
             read.exception()
         self._store.forget(key)
 
     def sleep(self) -> None:
-        """Release all adapters with the model. Their names are kept; files are read again at the first use after `awake`."""
+        """Release all adapters with the model. Names are kept. Files are read again at the first use after `awake`."""
         self._store.leave()
         self.slots.leave()
 
     def awake(self, fresh: Adapters) -> None:
-        """Use the newly built model of `fresh`, after sleep."""
+        """Use the newly built model of `fresh`, because the engine has woken."""
         self._store.enter(fresh._store)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Adapters:
         task.add_done_callback(self._loading.discard)
 
     async def _load(self, key: int) -> None:
-        """Load an evicted adapter into memory again."""
+        """Load adapter `key`, which was evicted, into memory again."""
         try:
             await asyncio.to_thread(self._store.read, key, self._paths[key])
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Inspection of an adapter's folder, and a check that it fits a model: for `oneloop lora inspect`."""
+"""Inspection of an adapter's folder, for `oneloop lora inspect`: lists its contents and checks whether it fits a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runtime.weights.safetensors_file import SafetensorsCheckpoint
 
 
 def inspect(path: str, model: str | None, max_rank: int) -> dict[str, Any]:
-    """Return facts about an adapter as JSON data. `refusal`: the reason why `model`, or any model if that is None, cannot serve
-    it.
+    """Return facts about the adapter in folder `path` as JSON data. `refusal` in the result: reason why `model` cannot serve the
+    adapter, or None. If `model` is None: reason why no model can.
 
     Raises WeightsError if there is no adapter to read, or the model cannot be found."""
     folder = Path(path)
@@ -50,14 +50,14 @@ def inspect(path: str, model: str | None, max_rank: int) -> dict[str, Any]:
 
 
 def _targets(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the number of adapted modules by the last part of their names."""
+    """Return how many modules the adapter changes, by the last component of their names."""
     modules = {module_of(folder, name) for name in shapes}
     kinds = [module.rpartition(".")[2] for module in sorted(modules)]
     return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
 
 def _fit(folder: Path, model: str, max_rank: int) -> dict[str, Any]:
-    """Return facts about an adapter that fits `model`. Raises WeightsError if it does not fit."""
+    """Return facts about the adapter for `model`. Raises WeightsError if it does not fit the model."""
     spec = describe(resolve(model, None, lambda progress: None, load_format="dummy").config, "auto")
     if not isinstance(spec, DecoderSpec):
         raise WeightsError(f"{spec.architecture} runs through transformers, which does not support adapters")

@@ -1,4 +1,4 @@
-"""PEFT's adapter_config.json: rank and scale of each adapted module. Unsupported features are rejected by name."""
+"""Reader of PEFT's adapter_config.json: rank and scale of each adapted module. Unsupported features are rejected by name."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """Fields of adapter_config.json. `rank_pattern`, `alpha_pattern`: values for modules whose full name, or its last
-    components, match. `base`: name of the base model."""
+    """Fields of adapter_config.json. `rank_pattern`, `alpha_pattern`: values for modules by a pattern of their full name or of
+    its last components. `base`: name of the base model."""
 
     rank: int
     alpha: float
@@ -34,7 +34,7 @@ class PeftConfig:
 
     @classmethod
     def read(cls, folder: Path) -> PeftConfig:
-        """Read the config of a PEFT folder. Raises WeightsError if it is unreadable, invalid, or uses an unsupported
+        """Read the config in a PEFT folder. Raises WeightsError if it is unreadable or invalid, or if it uses an unsupported
         feature."""
         path = folder / CONFIG
         try:
@@ -88,14 +88,14 @@ class PeftConfig:
         return _matching(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return the factor by which the product of A and B is multiplied."""
+        """Return the factor by which the product of the module's A and B matrices is multiplied."""
         rank = self.rank_of(module)
         alpha = _matching(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
 def _matching(pattern: Mapping[str, N], module: str, default: N) -> N:
-    """Return the value of the first key, a regular expression, that matches the last components of `module`, as PEFT does."""
+    """Return the value of the first pattern (a regular expression) that matches the last components of `module`, as in PEFT."""
     for key, value in pattern.items():
         if re.match(rf"(?:.*\.)?(?:{key})$", module):
             return value

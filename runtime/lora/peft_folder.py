@@ -1,7 +1,7 @@
-"""PEFT folder (adapter_config.json and adapter_model.safetensors), read as untrusted data into matrices by layer.
+"""Reader of a PEFT folder (adapter_config.json and adapter_model.safetensors): returns the matrices by layer.
 
-All of it is checked against the model before the adapter is used: module names, shapes, ranks, NaN and infinity. An error
-names the tensor and affects this adapter only."""
+The folder is untrusted. Before the adapter is used, module names, shapes, ranks, NaN and infinity are checked against the
+model. An error names the tensor and affects this adapter only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REFUSED = {
 
 
 class Fingerprint(NamedTuple):
-    """Sizes, times and inode numbers of a folder's files when they were read, to detect changes."""
+    """Inode numbers, sizes and modification times of a folder's files, to detect later changes."""
 
     files: tuple[tuple[int, int, int], ...]
 
@@ -54,7 +54,7 @@ class Fingerprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """Weights of an adapter. `parts`: its matrices by layer name."""
+    """Weights of an adapter. `parts`: its A and B matrices, by layer name."""
 
     parts: Mapping[str, tuple[LoraPart, ...]]
     config: PeftConfig
@@ -67,7 +67,7 @@ class AdapterWeights:
 
 
 def read_adapter(folder: Path, targets: Targets, max_rank: int) -> AdapterWeights:
-    """Read and check an adapter. Raises WeightsError that names the problem and the tensor."""
+    """Read and check the adapter in `folder`. Raises WeightsError, which names the problem and the tensor."""
     Fingerprint.of(folder)
     config = PeftConfig.read(folder)
     files = SafetensorsCheckpoint(folder, (), single=WEIGHTS)
@@ -103,7 +103,7 @@ def _read(
 
 
 def module_of(folder: Path, name: str) -> str:
-    """Return the name of the module to which tensor `name` belongs. Raises WeightsError."""
+    """Return the name of the module to which tensor `name` belongs. Raises WeightsError for an unknown form of name."""
     return _parse(folder, name)[0]
 
 
@@ -120,7 +120,7 @@ def _parse(folder: Path, name: str) -> tuple[str, str]:
 
 
 def _check_copy(folder: Path, files: SafetensorsCheckpoint, module: str, name: str | None, targets: Targets) -> None:
-    """Check the base's embedding or head that PEFT stores with some adapters. It is ignored, but must have the base's shape."""
+    """Check tensor `name`, a copy of the base's embedding or head in some adapters. It is ignored, but must have its shape."""
     if name is None:
         return
     target = find_embedding(targets, module) or find(targets, module)
@@ -141,7 +141,7 @@ def _parts(
     folder: Path, files: SafetensorsCheckpoint, config: PeftConfig, module: str, halves: Mapping[str, str],
     targets: Targets, max_rank: int,
 ) -> Iterator[tuple[LoRATarget, LoraPart]]:  # fmt: skip
-    """Yield the layers that a module's A and B change, with the matrices: one layer, or one for every expert."""
+    """Yield (layer, matrices) for each layer that a module's A and B change: one layer, or one for every expert."""
     target = find(targets, module)
     if ".lora_embedding_" in halves["A"]:
         target = find_embedding(targets, module)
@@ -198,8 +198,8 @@ def _part(folder: Path, module: str, target: LoRATarget, a: Array, b: Array, sca
 
 
 def _our_order(transform: Transform, target: LoRATarget) -> Array | None:
-    """Return, for each row of the decoder's layer, its row in the checkpoint. None if the transform mixes rows of other
-    parts."""
+    """Return, for each row of the decoder's layer, its row in checkpoints. Return None if the transform mixes rows of different
+    projections."""
     if isinstance(transform, InterleavedHalves):
         transform = InterleavedHalves()  # B's rows are outputs, independent of the weight's orientation
     num_rows = target.linear.out_features
@@ -227,7 +227,7 @@ def _tensor(folder: Path, files: SafetensorsCheckpoint, name: str, shape: Shape)
 
 
 def _as_torch(values: Array) -> torch.Tensor:
-    """Convert to torch. 16-bit integers are the bits of bfloat16."""
+    """Convert to torch. 16-bit integers are reinterpreted as bfloat16."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 

@@ -1,4 +1,4 @@
-"""Scheduling of adapters: a sequence starts only if its adapter has a device slot, or can get one."""
+"""Scheduling of adapters: a sequence starts only if its adapter is in a device slot or can get one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AdapterScheduling(Feature):
 
 
 class _Slot(Claim):
-    """Claim of a sequence with an adapter. `_slot`: the adapter's device slot while the sequence has a row."""
+    """Hooks for a sequence with an adapter. `_slot`: the adapter's device slot while the sequence has a row."""
 
     __slots__ = ("_feature", "_key", "_sequence", "_slot")
 

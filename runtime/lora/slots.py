@@ -1,15 +1,14 @@
-"""Slots: loaded adapters, their slots in the device's tables, and the order in which waiting adapters get a slot.
+"""Slots: assigns adapters to host memory and device slots, and orders the adapters that wait for a slot.
 
-Plain data: no torch, no files, no clock. An adapter here is a version that never changes. Loading another version under the
-same name creates a new adapter with its own prefix-cache blocks; both may run at the same time.
+Plain data: no torch, no files, no clock. An adapter here is a version that never changes. Loading another version under the same
+name creates a new adapter with its own prefix-cache blocks; both may run at the same time.
 
-A sequence starts only if its adapter is in a slot or can get an unused one. If all slots are in use, the adapter that has had
-its slot longest is drained: sequences that arrived after the first one waiting for a slot may not start with it, and its slot
-is freed after its last running sequence. So the wait for a slot is bounded by the running sequences. Only one adapter drains at
-a time.
+A sequence starts only if its adapter is in a slot or can get an unused slot. If all slots are in use, the adapter that has had its
+slot longest is drained. Sequences that arrived after the first one waiting for a slot may not start with this adapter. Its slot is
+free when its running sequences have ended, so the wait for a slot is bounded. Only one adapter is drained at a time.
 
-A slot is written by the step in which its adapter's first sequence starts, after all steps that read the previous adapter.
-Until that step has settled the adapter stays in host memory, even if its sequences have ended."""
+The step in which an adapter's first sequence starts writes its slot, after all steps that read the previous adapter. Until that
+step has completed, the adapter stays in host memory, even if its sequences have ended."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class Where(Enum):
 
 @dataclass(slots=True, eq=False)
 class AdapterVersion:
-    """State of an adapter version. `num_users`: sequences that wait or run; `num_running`: those with a row."""
+    """State of an adapter version. `num_users`: sequences that wait or run. `num_running`: sequences that have a row."""
 
     key: int
     name: str
@@ -54,8 +53,8 @@ class AdapterVersion:
 
 
 class AdapterSlots:
-    """Assignment of adapters to device slots and host memory. `load(key)` starts loading an adapter, and its end is reported
-    to `loaded` or `failed`. `drop(key)` removes it from memory."""
+    """Assignment of adapters to device slots and host memory. `load(key)` starts loading an adapter; call `loaded` or `failed`
+    when it has ended. `drop(key)` removes an adapter from memory."""
 
     def __init__(self, limits: LoraLimits, load: Callable[[int], None], drop: Callable[[int], None]) -> None:
         self.limits = limits
@@ -70,7 +69,7 @@ class AdapterSlots:
     # --- load and unload ------------------------------------------------------------------------------------------
 
     def add(self, key: int, name: str, *, in_memory: bool = True) -> None:
-        """Add an adapter whose files have been checked. `in_memory`: it was loaded; it is kept if host memory allows."""
+        """Add an adapter whose files have been checked. `in_memory`: it has been loaded, and is kept if host memory allows."""
         self._versions[key] = version = AdapterVersion(key, name)
         if not in_memory:
             return
@@ -80,14 +79,14 @@ class AdapterSlots:
             self._drop(key)
 
     def retire(self, key: int, when_unused: Callable[[], None] = lambda: None) -> None:
-        """Unload an adapter for new requests. It is removed with its last user, and then `when_unused` is called."""
+        """Reject new requests for adapter `key`. When its last user has ended, remove it and call `when_unused`."""
         version = self._versions[key]
         version.is_retired = True
         version.when_unused.append(when_unused)
         self._go_if_unused(version)
 
     def loaded(self, key: int) -> None:
-        """Record that an adapter was loaded into memory."""
+        """Record that adapter `key` was loaded into memory."""
         version = self._versions.get(key)
         if version is None:
             self._drop(key)  # it was retired, and has no users
@@ -95,12 +94,12 @@ class AdapterSlots:
             self._ready(version)
 
     def failed(self, key: int) -> None:
-        """Record that an adapter could not be read. Loading is tried again for the next request that needs it."""
+        """Record that adapter `key` could not be read. The next request that needs it loads it again."""
         if (version := self._versions.get(key)) is not None:
             version.where = Where.STORED
 
     def leave(self) -> None:
-        """Clear memory and slots after the model was released. The adapters' files remain. No sequence may be running."""
+        """Mark memory and slots as empty, because the model was released. Adapters stay registered. No sequence may be running."""
         assert not any(version.num_running for version in self._versions.values()), "nobody runs"
         for version in self._versions.values():
             self._leave_slot(version)
@@ -128,20 +127,20 @@ class AdapterSlots:
     # --- called by the scheduler ----------------------------------------------------------------------------------
 
     def waits(self, key: int) -> None:
-        """Record that a sequence with this adapter has arrived."""
+        """Record that a sequence with adapter `key` has arrived."""
         version = self._versions[key]
         version.num_users += 1
         label = version.name if version.name in self._num_requests or len(self._num_requests) < _MAX_LABELS else _OTHERS
         self._num_requests[label] = self._num_requests.get(label, 0) + 1
 
     def ends(self, key: int) -> None:
-        """Record that a sequence with this adapter has ended; `stops` was called before if it ran."""
+        """Record that a sequence with adapter `key` has ended. If it was running, call `stops` first."""
         version = self._versions[key]
         version.num_users -= 1
         self._go_if_unused(version)
 
     def starts(self, key: int) -> int:
-        """Record that a sequence gets a row. Return the slot of its adapter, valid from the step being scheduled."""
+        """Record that a sequence gets a row. Return its adapter's slot, which is valid from the step being scheduled."""
         version = self._versions[key]
         if version.slot is None:
             slot = self._free_slot()
@@ -158,7 +157,7 @@ class AdapterSlots:
         return version.slot
 
     def stops(self, key: int) -> None:
-        """Record that a sequence has released its row."""
+        """Record that a sequence with adapter `key` has lost its row."""
         self._versions[key].num_running -= 1
 
     def may_start(self, sequence: Sequence, order: Order) -> bool:
@@ -171,8 +170,8 @@ class AdapterSlots:
         return version.where is Where.READY and self._free_slot() is not None
 
     def turn(self, waiting: Several[Sequence], order: Order) -> None:
-        """Prepare a step: load the adapters of `waiting` sequences in order, and select the slot to free for the first
-        sequence without one."""
+        """Prepare a step: start to load the adapters of `waiting` sequences, in order. Select the adapter to drain for the
+        first sequence that waits for a slot."""
         blocked: Sequence | None = None
         asked: set[int] = set()
         for sequence in waiting:
@@ -193,12 +192,12 @@ class AdapterSlots:
             min(holders, key=lambda holder: holder.since).makes_room_for = order(blocked)
 
     def _lacks_room(self, sequence: Sequence) -> bool:
-        """Return whether a sequence must wait for a device slot, or for host memory, for its adapter."""
+        """Return True if the sequence must wait for a device slot or for host memory for its adapter."""
         assert sequence.request.adapter is not None
         return self._free_slot() is None or self._versions[sequence.request.adapter.key].where is Where.STORED
 
     def take_loads(self) -> tuple[AdapterLoad, ...]:
-        """Return the adapters to write into slots before the step that was just scheduled."""
+        """Return the adapters to write to slots before the step that has just been scheduled."""
         if not self._loads:
             return ()
         loads, self._loads = tuple(self._loads), []
@@ -207,14 +206,14 @@ class AdapterSlots:
         return loads
 
     def settled(self, loads: Iterable[AdapterLoad]) -> None:
-        """Record that a step has settled, so `loads` are written to their slots."""
+        """Record that `loads` have been written to their slots, because their step has completed."""
         for load in loads:
             version = self._versions[load.key]
             version.num_placing -= 1
             self._go_if_unused(version)
 
     def forget(self, loads: Iterable[AdapterLoad]) -> None:
-        """Mark the slots of `loads` as empty, since the step that should have written them did not run. They are unused."""
+        """Mark the slots of `loads` as empty, because their step did not run. No running sequence may use them."""
         for load in loads:
             holder = self._in_slot[load.slot]
             if holder is not None and holder.key == load.key:
@@ -224,8 +223,8 @@ class AdapterSlots:
     # --- slots and memory -----------------------------------------------------------------------------------------
 
     def _free_slot(self) -> int | None:
-        """Return a slot without running sequences, or None. Empty slots come first, then slots of unused or drained
-        adapters, then LRU."""
+        """Return a slot without running sequences, or None. Empty slots come first, then slots of adapters without users or
+        being drained, then the least recently used."""
         best: tuple[bool, int] | None = None
         found = None
         for slot, holder in enumerate(self._in_slot):
@@ -238,7 +237,7 @@ class AdapterSlots:
         return found
 
     def _make_memory(self) -> bool:
-        """Return whether one more adapter may be loaded into memory, evicting an unused one if necessary."""
+        """Make room in host memory for one adapter, by evicting an unused one if necessary. Return False if there is no room."""
         held = [version for version in self._versions.values() if version.where is not Where.STORED]
         if len(held) < self.limits.max_cpu_loras:
             return True

@@ -1,7 +1,7 @@
-"""AdapterStore: adapters in host memory, read from their folders, checked, and converted to the format of the model's layers.
+"""AdapterStore: adapters in host memory. It reads folders, checks them, and converts the matrices to the model's layer format.
 
-Reading runs on threads, releasing on the event loop. A folder must still have the same content when it is read again,
-because cached prefix blocks and running sequences depend on it."""
+Reading runs on threads, releasing on the event loop. When a folder is read again, its files must be unchanged, because cached
+prefix blocks and running sequences depend on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AdapterFacts(NamedTuple):
 
 
 class AdapterStore:
-    """Adapters in host memory. `rooms`: adapter storage of the model, or of each of its shards, all with the same adapters."""
+    """Adapters in host memory. `rooms`: adapter storage of each shard of the model; all contain the same adapters."""
 
     def __init__(self, rooms: Sequence[ModelAdapters], targets: Targets, max_rank: int) -> None:
         self._rooms = rooms
@@ -30,7 +30,7 @@ class AdapterStore:
         self._fingerprints: dict[int, Fingerprint] = {}
 
     def read(self, key: int, path: str) -> AdapterFacts:
-        """Load an adapter into memory as `key`; without a model, only check that it can be loaded. Thread-safe.
+        """Load the adapter in folder `path` into memory as `key`. Without a model, only check that it can be loaded. Thread-safe.
 
         Raises WeightsError if the adapter cannot be served or its files have changed."""
         folder = Path(path)
@@ -43,23 +43,20 @@ class AdapterStore:
         return AdapterFacts(weights.config.base, weights.max_rank, weights.num_parameters)
 
     def drop(self, key: int) -> None:
-        """Remove the adapter from host memory. Its copy in a slot stays until the slot is reused."""
+        """Remove adapter `key` from host memory. Its copy in a device slot stays until the slot is reused."""
         for room in self._rooms:
             room.drop(key)
 
     def has(self, key: int) -> bool:
-        """Return whether the adapter is in memory."""
         return bool(self._rooms) and all(room.has(key) for room in self._rooms)
 
     def leave(self) -> None:
-        """Drop the model, and with it all adapters in memory."""
         self._rooms = ()
 
     def enter(self, fresh: AdapterStore) -> None:
-        """Use the storage of the rebuilt model, for which `fresh` was created."""
+        """Use the storage of a rebuilt model. `fresh`: the store that was created for it."""
         self._rooms = fresh._rooms
 
     def forget(self, key: int) -> None:
-        """Remove an adapter that is no longer requested."""
         self.drop(key)
         self._fingerprints.pop(key, None)

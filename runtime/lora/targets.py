@@ -1,5 +1,5 @@
-"""Targets: modules of a checkpoint that an adapter may change, and their place in the decoder. Derived from the spec and its
-checkpoint rules, for all model families. Each part of a merged projection is a separate target."""
+"""Targets: the decoder layers that an adapter may change, by their module name in checkpoints. They are derived from the
+model's spec and its checkpoint rules, for all model families. Each part of a merged projection is a separate target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PREFIX = "model."
 
 @dataclass(frozen=True, slots=True)
 class LoRATarget:
-    """Rows [start, start + rows) of `linear`. `transform`: converts from the row order of checkpoints, if it differs."""
+    """Rows [start, start + rows) of `linear`. `transform`: converts from the checkpoint's row order; None if it is the same."""
 
     linear: Linear
     start: int
@@ -30,15 +30,15 @@ class LoRATarget:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """Parameter of a module that contains the matrices of all experts of a layer. `targets`: one for each expert."""
+    """Parameter of a module that contains the matrices of all experts of a layer. `targets`: one target per expert."""
 
     parameter: str
     targets: tuple[LoRATarget, ...]
 
 
 class Targets(NamedTuple):
-    """Modules that adapters may change, by every name that checkpoints use. `stacks`: modules with stacked experts.
-    `embeddings`: modules that are the embedding, whose target is the transpose."""
+    """Layers that adapters may change, by all module names that checkpoints use. `stacks`: modules with stacked experts.
+    `embeddings`: modules that are the token embedding; their target is the transposed matrix."""
 
     modules: Mapping[str, LoRATarget]
     stacks: Mapping[str, tuple[ExpertStack, ...]]
@@ -46,7 +46,7 @@ class Targets(NamedTuple):
 
 
 def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = True) -> Targets:
-    """Return the targets of the whole model `spec`. `experts`, `vocabulary`: include experts, and the embedding and head."""
+    """Return the targets of model `spec`. `experts`: include experts. `vocabulary`: include the embedding and the head."""
     linears = adaptable(spec)
     if vocabulary:
         linears += vocabulary_linears(spec)
@@ -84,17 +84,17 @@ def targets_of(spec: DecoderSpec, *, experts: bool = True, vocabulary: bool = Tr
 
 
 def find(targets: Targets, module: str) -> LoRATarget | None:
-    """Return the target of a module name. A leading "model." may be missing or extra."""
+    """Return the target of a module name, or None. A leading "model." may be missing or extra."""
     return _found(targets.modules, module)
 
 
 def find_embedding(targets: Targets, module: str) -> LoRATarget | None:
-    """Return the target of a module name if the module is the embedding."""
+    """Return the target of a module name if the module is the token embedding, or None."""
     return _found(targets.embeddings, module)
 
 
 def find_stacks(targets: Targets, module: str) -> tuple[ExpertStack, ...]:
-    """Return the stacks of a module that contains matrices of experts, or ()."""
+    """Return the expert stacks of a module, or () if the module contains no matrices of experts."""
     return _found(targets.stacks, module) or ()
 
 

@@ -1,6 +1,6 @@
-"""EngineMeter: counters, histograms and log lines of an engine, updated at each event.
+"""EngineMeter: updates an engine's counters and histograms and writes its log lines.
 
-A sequence's own times are stored on the sequence, so they are freed with it."""
+Times of a sequence are stored on the sequence, so they are freed with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("oneloop.engine")
 
 
 class EngineMeter:
-    """Counts events of the engine. Called on the event loop."""
+    """Counter of an engine's events. Call it on the event loop."""
 
     def __init__(self, model: ModelInfo, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -44,12 +44,12 @@ class EngineMeter:
     # --- engine ---------------------------------------------------------------------------------------------------
 
     def busy(self) -> None:
-        """Start the meter's timers, because work arrived after an idle time."""
+        """Start the meter's timers, because work has arrived after an idle time."""
         self._throughput.restart()
         self._lag.start()
 
     def idle(self) -> None:
-        """Stop the meter's timers, because there is no work, or no engine."""
+        """Stop the meter's timers, because there is no work or the engine has closed."""
         self._lag.stop()
 
     def submitted(self, num_requests: int) -> None:
@@ -66,7 +66,7 @@ class EngineMeter:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def launched(self, batch: ScheduledBatch, launched_s: float) -> int:
-        """Count a launched step. Return the number of sequences that are in a step for the first time."""
+        """Count a launched step. Return the number of its sequences that have never been in a step before."""
         stats, scheduler, num_started = self._stats, self._scheduler, 0
         stats.iteration_tokens.observe(batch.num_tokens)
         stats.batch_size.observe(len(batch.rows))
@@ -100,26 +100,26 @@ class EngineMeter:
                 self._history.note(sequence, "preempted", now)
 
     def deferred(self, sampling: ScheduledBatch, now: float) -> None:
-        """Record that the masks of these rows were late."""
+        """Record that the masks of the rows of `sampling` were late."""
         for row in sampling.rows:
             if (sequence := self._scheduler.sequences.find(row.number)) is not None:
                 self._history.note(sequence, "deferred", now)
 
     def settled(self, step: Step, began_s: float, now: float) -> None:
-        """Count a step. `began_s`: when it was launched, or when the step before it ended, whichever is later."""
+        """Count a completed step. `began_s`: its launch or the end of the previous step, whichever is later."""
         self._stats.step_time.observe(now - began_s)
         if step.launched_s < began_s and (idle_s := step.idle_before_s()) is not None:
             self._stats.gpu_idle_gap.observe(idle_s)
         self._history.settled(step, now)
 
     def report(self, now: float) -> None:
-        """Log the throughput line, if it is due."""
+        """Log the throughput line if it is due. `now`: current time, in seconds."""
         self._throughput.maybe(now)
 
     # --- sequences ------------------------------------------------------------------------------------------------
 
     def gained(self, settled: Iterable[Settled], now: float) -> None:
-        """Count the tokens of a step. Sequences that only score or pool their prompt have none."""
+        """Count the tokens that a step generated. Sequences that only score or pool their prompt generate none."""
         stats = self._stats
         waited: dict[float, int] = {}  # tokens by the time of the previous token: most rows of a step share it
         for sequence, token_ids, finish, _, _ in settled:
@@ -142,7 +142,7 @@ class EngineMeter:
             stats.inter_token_latency.observe(now - last_s, times)
 
     def finished(self, sequence: Sequence) -> Finished | None:
-        """Count a sequence that has ended. Return its record, or None for a probe."""
+        """Count a sequence that has ended. Return the request with its record, or None for a probe."""
         if sequence.request.is_probe:
             return None
         stats, now = self._stats, time.monotonic()
@@ -164,7 +164,7 @@ class EngineMeter:
         return Finished(sequence.request, record, sequence.output_ids)
 
     def delivered(self, sequence: Sequence, held_s: float) -> None:
-        """Record that the reader of `sequence` has read its last output. `held_s`: total time that outputs waited for it."""
+        """Record that the reader of `sequence` has read its last output. `held_s`: seconds that outputs waited for the reader."""
         self._history.delivered(sequence, time.monotonic(), held_s)
 
     def _prompt_computed(self, sequence: Sequence, now: float) -> None:
@@ -180,16 +180,15 @@ class EngineMeter:
     def activity(
         self, live: Iterable[Sequence], now: float, after_step: int, after_request: int, num_cells: int
     ) -> Activity:
-        """Return recent activity, see `EngineClient`. `live`: sequences that have not ended."""
+        """Return the recent activity, see `EngineClient.activity`. `live`: sequences that have not ended."""
         return self._history.activity(self._scheduler, live, now, after_step, after_request, num_cells)
 
     @property
     def num_steps(self) -> int:
-        """Number of settled steps."""
+        """Number of completed steps."""
         return self._history.num_steps
 
     def steps(self, after: int) -> list[StepRecord]:
-        """Return the records of steps after number `after` that are still stored."""
         return self._history.steps(after)
 
     def metrics(self) -> list[Metric]:
@@ -219,7 +218,7 @@ class EngineMeter:
 
 
 def _step_cost(budget: StepBudget) -> list[Metric]:
-    """Return the learned costs of a step by its contents; [] if steps are not timed."""
+    """Return metrics of the learned step costs and their goals; [] if the step budget does not learn."""
     if not isinstance(budget, TimedBudget):
         return []
     cost = asdict(budget.learned.cost)
@@ -236,7 +235,7 @@ def _step_cost(budget: StepBudget) -> list[Metric]:
 
 
 def _num_tasks() -> int:
-    """Return the number of asyncio tasks, 0 without a running loop."""
+    """Return the number of asyncio tasks, or 0 without a running loop."""
     try:
         return len(asyncio.all_tasks())
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""History: records of the last steps and of the last requests, for the dashboard.
+"""History: records of the latest steps and requests, for the dashboard.
 
-A step is one tuple in a ring buffer. A request is one record, which enters its ring once its output has been read. Views are
-built on request, so the cost is small while no dashboard is open. Entries, and events per entry, are bounded; token ids are
-not stored."""
+A step is stored as one tuple in a ring buffer. A request is stored as one record in another ring buffer, once its output has
+been read. Results for the dashboard are built when they are requested, so the cost is small otherwise. The number of entries,
+and of events per entry, is limited; token ids are not stored."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class History:
         return record
 
     def delivered(self, sequence: Sequence, now: float, held_s: float) -> None:
-        """Record that the reader of an ended sequence has read everything."""
+        """Record that the reader of an ended sequence has read all its output. `held_s`: see `RequestRecord`."""
         record = self._undelivered.pop(sequence.number, None)
         if record is not None:  # probes have no record
             self._num_requests += 1
@@ -74,7 +74,7 @@ class History:
         return Activity(now, self.num_steps, self._num_requests, steps, requests, lives, kv)
 
     def steps(self, after: int) -> list[StepRecord]:
-        """Return the records of steps after number `after` that are still stored."""
+        """Return the stored records of steps with numbers above `after`. Old records are no longer stored."""
         first = self.num_steps - len(self._steps)
         return [
             StepRecord(number, launched_s, settled_s, counted[0], counted[1], num_preempted, captured, idle_s)

@@ -1,4 +1,4 @@
-"""Loop lag: delay of timers on the event loop. Sampled only while there is work, so that an idle server has no timer."""
+"""Loop lag: delay of timers on the event loop. It is measured only while there is work, so an idle server has no timer."""
 
 from __future__ import annotations
 

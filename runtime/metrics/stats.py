@@ -1,4 +1,4 @@
-"""Counters and histograms in plain Python, updated on the hot path; `EngineClient.metrics` converts them to `Metric`s."""
+"""Counters and histograms in plain Python, cheap to update. `EngineClient.metrics` converts them to `Metric` objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POWERS_OF_TWO = tuple(float(2**i) for i in range(15))
 
 
 def one_two_five(limit: int) -> tuple[float, ...]:
-    """Return the bounds 1, 2, 5, 10, 20, 50, … up to `limit`."""
+    """Return the histogram bounds 1, 2, 5, 10, 20, 50, … up to `limit`."""
     bounds: list[float] = []
     decade = 1
     while True:
@@ -53,7 +53,7 @@ class Histogram:
 
 
 class EngineStats:
-    """Statistics of an engine. Their names are vLLM's, so that its dashboards work."""
+    """Statistics of an engine, with vLLM's names, so that dashboards for vLLM work."""
 
     def __init__(self, max_model_len: int) -> None:
         lengths = one_two_five(max_model_len)

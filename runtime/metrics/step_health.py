@@ -1,8 +1,8 @@
-"""Step health: detects a step that takes unusually long. Every settled or failed step is reported to it.
+"""Step health: detects a step that takes unusually long, and repeated failures. All steps that end are reported to it.
 
-A step is too slow if it has run `factor` times as long as the slowest recent step of its kind. The kind is the size of its
-work, in powers of two. A kind without history is bounded by other kinds, since no work grows faster than tokens times
-context. Has no clock: times and durations are arguments."""
+A step is too slow if it has run `factor` times as long as the slowest recent step of its kind. The kind is the size of a step's
+work, in powers of two. For a kind without history, the limit is derived from other kinds, since no step time grows faster than
+tokens times context. Reads no clock: times and durations are arguments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FORGETS = 0.1  # decay of the slowest time, per faster step, towards that step'
 
 
 class HealthLimits(NamedTuple):
-    """Limits in seconds, and one count.
+    """Limits of step health, in seconds unless stated otherwise.
 
-    `min_s`: no step is too slow before this time. `min_unseen_s`: the same for a kind without history, whose kernels may
-    need compilation. `first_s`: the same for the first step. `hopeless_s`: after this time of one slow step, or of failures
-    without a success, the engine is considered dead. `num_failures`: consecutive failures that count as failing."""
+    `factor`: see the module. `min_s`: no step is too slow before this time. `min_unseen_s`: the same for a kind without
+    history, whose kernels may need compilation. `first_s`: the same for the first step. `hopeless_s`: the engine is considered
+    dead after one slow step, or only failures, for this time. `num_failures`: consecutive failures that count as failing."""
 
     factor: float = 10.0
     min_s: float = 5.0
@@ -29,7 +29,7 @@ class HealthLimits(NamedTuple):
 
 
 class StepKind(NamedTuple):
-    """Size of a step: its tokens and the context of its longest sequence as powers of two, and whether it scores prompts."""
+    """Size of a step, in powers of two: its tokens, and the context of its longest sequence. `scores`: it has prompt logprobs."""
 
     tokens: int
     context: int
@@ -41,7 +41,7 @@ class StepKind(NamedTuple):
         return cls(batch.num_tokens.bit_length(), context.bit_length(), bool(batch.prompt_logprobs_rows))
 
     def times_more_than(self, other: StepKind) -> int:
-        """Return the maximum ratio of this step's duration to that of a step of kind `other`."""
+        """Return the maximum ratio between the durations of a step of this kind and a step of kind `other`."""
         more_tokens, more_context = max(0, self.tokens - other.tokens), max(0, self.context - other.context)
         return int(2 ** (more_tokens + more_context))
 
@@ -76,11 +76,11 @@ class StepHealth:
 
     @property
     def failing(self) -> bool:
-        """True after enough consecutive failed steps that only a settled step shows recovery."""
+        """True after `num_failures` consecutive failed steps, until a step succeeds."""
         return self._num_failures >= self._limits.num_failures
 
     def verdict(self, oldest: ScheduledBatch | None, age_s: float) -> Verdict:
-        """Return the health while step `oldest` has been running for `age_s` seconds; None if no step is running."""
+        """Return the health of the engine. `oldest`: step that has been running for `age_s` seconds, or None."""
         if oldest is not None and age_s > (limit_s := self.limit_s(oldest)):
             reason = f"a step has been running for {age_s:.0f} s, where {limit_s:.0f} s would be much"
             return Verdict(reason, hopeless=age_s > max(limit_s, self._limits.hopeless_s))
@@ -91,7 +91,7 @@ class StepHealth:
         return Verdict()
 
     def limit_s(self, batch: ScheduledBatch) -> float:
-        """Return the duration in seconds beyond which a step of `batch`'s size is reported as hung."""
+        """Return the duration in seconds after which a step of the size of `batch` is reported as hung."""
         limits, kind = self._limits, StepKind.of(batch)
         if (slowest_s := self._slowest_s.get(kind)) is not None:
             return max(limits.min_s, limits.factor * slowest_s)

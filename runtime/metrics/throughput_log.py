@@ -1,4 +1,4 @@
-"""Throughput line in the log, at most once per REPORT_S seconds and only while steps settle."""
+"""Throughput line in the log, written at most once per REPORT_S seconds and only while steps complete."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Connections between the process that schedules a model and the processes of its other stages, with messages as bytes.
+"""Connections from the process that schedules a model to the processes of its other stages. Messages are sent as bytes.
 
-A connection requires the model's secret. Messages (`messages.py`) are msgpack, each preceded by its length in bytes. They
+A connection requires the model's secret. Messages (`messages.py`) are encoded as msgpack, each after its length in bytes. They
 are plain data: numbers, texts, tuples, lists, mappings, frozen sets, arrays of numbers, and instances of the classes of
-`MODULES`. Decoding creates nothing else, and runs only the constructors of these classes. Both ends need the same release.
-Rows of a step are encoded by columns, since in most steps all rows have the same value in most columns."""
+`MODULES`. Decoding creates nothing else, and runs only the constructors of these classes. Both ends need the same release. Rows
+of a step are encoded by columns, since in most steps all rows have the same value in most columns."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _CLASSES: dict[str, type] = {
 
 
 class _Parts(NamedTuple):
-    """Codec of a class. `of`: returns the parts of an instance, in order; `whole`: creates an instance from its parts."""
+    """Codec of a class. `of`: returns the field values of an instance, in order. `whole`: creates an instance from them."""
 
     of: Callable[[Any], Iterable[Any]]
     whole: Callable[[Any], Any]
 
 
 def _parts(kind: type) -> _Parts | None:
-    """Return the codec of a class of plain data, or None."""
+    """Return the codec of a class of plain data, or None for other classes."""
     if issubclass(kind, Enum):
         return _Parts(lambda value: (value.value,), lambda given: kind(*given))
     if issubclass(kind, tuple):
@@ -70,7 +70,7 @@ _INT64 = 1 << 63
 
 
 class _Tag(IntEnum):
-    """First element of an encoded list, which gives its type. A text there is the name of a class."""
+    """First element of an encoded list: the type of the encoded value. A text in its place is the name of a class."""
 
     TUPLE = 0
     LIST = 1
@@ -89,7 +89,7 @@ _EMPTY = [_Tag.SCALARS, ()]
 
 
 def packed(message: object) -> bytes:
-    """Encode a message. Raises TypeError if part of it is not plain data."""
+    """Encode a message. Raises TypeError if it contains anything but plain data."""
     return _encoder.encode(_said(message))
 
 
@@ -147,7 +147,7 @@ def _said(value: Any) -> Any:
 
 
 def _said_column(column: tuple[Any, ...]) -> Any:
-    """Encode a column: the common value of all rows, or a list."""
+    """Encode a column of values: the common value of all rows, or a list."""
     first = column[0]
     if column.count(first) == len(column):
         return [_said(first)]
@@ -207,8 +207,8 @@ _SIZE = struct.Struct("<Q")
 
 
 class PeerConnection(asyncio.Protocol):
-    """One end of a connection, on the event loop. `on_message`: called with each message; `on_lost`: called once at its end.
-    The connecting side sends its secret first, and the other side replies with its own."""
+    """One end of a connection, on the event loop. `on_message`: called with each message. `on_lost`: called once when the
+    connection has ended. The connecting side sends its secret first; the other side replies with its own."""
 
     def __init__(
         self, secret: bytes, on_message: Callable[[PeerConnection, Any], None], on_lost: Callable[[PeerConnection], None], *,
@@ -261,6 +261,6 @@ class PeerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Close after all sent data is written."""
+        """Close the connection after all sent data has been written."""
         if self._transport is not None:
             self._transport.close()

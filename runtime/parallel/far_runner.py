@@ -1,7 +1,7 @@
-"""FarRunner: the local proxy of the runner of a pipeline stage in another process.
+"""FarRunner: local proxy of the runner of a pipeline stage in another process.
 
-Steps are sent when they are launched, and settle when the other process reports their end. If that process or its host
-fails, waiting calls and later launches raise `ProcessGone`."""
+Steps are sent when they are launched, and complete when the other process reports their end. If that process or its host fails,
+waiting calls and later launches raise `ProcessGone`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CLOSE_LIMIT_S = 5.0  # time for running work there to end
 
 
 class ProcessGone(WorkerGone):
-    """Error: the process of a stage has ended or is unreachable."""
+    """Error: the process of a pipeline stage has ended or is unreachable."""
 
 
 class FarFailure(RuntimeError):
-    """Error of a step in another process, with its message and its fault."""
+    """Error of a step in another process. `text`: the error's message. `fault`: severity of the error, as reported there."""
 
     def __init__(self, text: str, fault: Fault) -> None:
         super().__init__(text)
@@ -47,7 +47,7 @@ class FarFailure(RuntimeError):
 
 @dataclass(slots=True)
 class _Pending:
-    """A step in flight. `prompt_logprobs`: prompt log-probabilities, if `has_prompt_logprobs`; they arrive after its end."""
+    """A step in flight. `prompt_logprobs`: set after `ended`, but only if `has_prompt_logprobs`."""
 
     has_prompt_logprobs: bool
     ended: asyncio.Future[StepDone]
@@ -66,13 +66,13 @@ class _Pending:
 
 
 class _Kept:
-    """Reference to the logits of a step in the other process, which frees them when this object is freed."""
+    """Handle of the logits of a step in the other process. The logits are freed there when this object is freed."""
 
 
 class FarRunner:
     def __init__(self, connection: PeerConnection, place: str, beside: Runner) -> None:
-        """Create the proxy. `place`: name of the process for messages. `beside`: this process's runner, which classifies
-        errors."""
+        """Create the proxy. `place`: name of the process in error messages. `beside`: runner of this process, which determines
+        the severity of errors."""
         self.next = Turn()
         self._connection, self._beside = connection, beside
         self._place = place
@@ -103,7 +103,7 @@ class FarRunner:
         return Fault.LOST if isinstance(error, ProcessGone) else self._beside.fault(error)
 
     async def close(self) -> bool:
-        """Stop the other process's runner, as in `Runner`. Return False if it did not confirm in time."""
+        """Stop the other process's runner, see `Runner.close`. Return False if it did not confirm in time."""
         if self._gone is not None:
             return True
         self._closing = self._loop.create_future()
@@ -126,7 +126,7 @@ class FarRunner:
                 self._pending.pop(number).fail(_as_raised(message))
 
     def lost(self, why: str) -> ProcessGone:
-        """Fail all steps in flight, because the connection is lost. Return the error."""
+        """Fail all steps in flight, because the connection was lost. Return the error that they raise."""
         if self._gone is None:
             self._gone = ProcessGone(why)
             self._gone.add_note(f"{self._place}: {why}")
@@ -142,7 +142,7 @@ class FarRunner:
     def _work(
         self, batch: ScheduledBatch, of: int | None = None, masks: RowMasks | None = None, *, to_sample: bool = False
     ) -> tuple[int, _Pending]:
-        """Send work, return its number and pending result. `to_sample`: only the later sampling ends it. Raises ProcessGone."""
+        """Send work; return its number and pending result. `to_sample`: a later message samples and ends it. Raises ProcessGone."""
         turn, self.next = self.next, Turn()
         number, pending = self._awaited(has_prompt_logprobs=bool(batch.prompt_logprobs_rows))
         if to_sample:
@@ -151,7 +151,7 @@ class FarRunner:
         return number, pending
 
     def _awaited(self, *, has_prompt_logprobs: bool = False) -> tuple[int, _Pending]:
-        """Register a new pending step and return it with its number. Raises ProcessGone."""
+        """Register a new pending step. Return its number and the step. Raises ProcessGone."""
         if self._gone is not None:
             raise self._gone
         self._num_sent += 1
@@ -186,7 +186,7 @@ class FarRunner:
         return ForwardOutput(batch, sample, snapshot_logits, done)
 
     def _forget(self, number: int) -> None:
-        """Free a forward pass in the other process. Called on the thread that drops the last reference."""
+        """Free forward pass `number` in the other process. Called on the thread that drops the last reference."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._send_forget, number)
 

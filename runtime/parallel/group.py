@@ -1,8 +1,8 @@
-"""Group: exchanges tensors between the ranks of a step, each of which runs on its own host thread.
+"""Group: exchanges tensors between the ranks of a model, each of which runs on its own host thread.
 
-All ranks run the same steps in the same order, so the k-th step of each uses the k-th meeting. A rank that fails leaves its
-meeting, and the other ranks of that step fail instead of waiting; meetings of other steps are unaffected. Each rank computes
-sums by itself in rank order, so results are bit-identical on all ranks."""
+All ranks run the same steps in the same order. A `Meeting` connects the ranks within one step: the k-th step of each rank uses
+the k-th meeting. If a rank fails in a step, the others fail in that step too instead of waiting; other steps are unaffected.
+Each rank computes sums by itself in rank order, so results are bit-identical on all ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class Apart(RuntimeError):
-    """Error: another rank or stage has failed in this step, or has ended."""
+    """Error: another rank or stage has failed in the same step, or has ended."""
 
 
 class Gone(Apart, WorkerGone):
-    """Error: a rank or stage has ended and will compute no further step. A note names it, if known."""
+    """Error: a rank or stage has ended and will compute no further step. A note on the error names it, if known."""
 
     def __init__(self, where: str = "") -> None:
         super().__init__("another rank has ended")
@@ -35,7 +35,7 @@ class Gone(Apart, WorkerGone):
 
 
 class Peers(Protocol):
-    """Collective operations of one rank, `number` of `size`. All ranks call the same methods in the same order."""
+    """Collective operations of rank `number` of `size`. All ranks must call the same methods in the same order."""
 
     @property
     def number(self) -> int: ...
@@ -43,15 +43,15 @@ class Peers(Protocol):
     def size(self) -> int: ...
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of x over all ranks as a new tensor. x has the same shape on every rank."""
+        """Return the sum of `x` over all ranks as a new tensor. `x` has the same shape on every rank."""
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return `ops.add_rms_norm` of the sum of x [T, H] over the ranks."""
+        """Return `ops.add_rms_norm(sum of x over all ranks, residual, weight, eps)`. `x` is [T, H]."""
         ...
 
     def concat(self, x: Tensor) -> Tensor:
-        """Return [T, size * N]: the columns of x [T, N] of all ranks, in rank order."""
+        """Return [T, size * N]: the columns of `x` [T, N] of all ranks, in rank order."""
         ...
 
 
@@ -62,7 +62,7 @@ class Meeting:
         self._gone: Gone | None = None
 
     def exchange(self, number: int, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
-        """Return `made_of` of all ranks' x. It returns when all ranks have done so."""
+        """Pass the `x` of all ranks to `made_of` and return its result, after it has returned on all ranks."""
         self._given[number] = x
         try:
             self._barrier.wait()
@@ -73,7 +73,7 @@ class Meeting:
         return made
 
     def leave(self, gone: Gone | None = None) -> None:
-        """Fail all waits of this meeting, because a rank has failed in this step, or has ended (`gone`)."""
+        """Fail all waits of this meeting, because a rank has failed in its step or has ended. `gone`: the error if it has ended."""
         self._gone = self._gone or gone
         self._barrier.abort()
 
@@ -88,7 +88,7 @@ class Group:
         self._ended: Gone | None = None
 
     def claim(self, number: int) -> Meeting:
-        """Return the meeting of the next step of rank `number`. Raises Gone."""
+        """Return the meeting for the next step of rank `number`. Raises Gone if a rank has ended."""
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -101,7 +101,7 @@ class Group:
             return meeting
 
     def end(self, where: str = "") -> None:
-        """Fail all current and later waits for a rank that has gone. `where`: the rank, if known."""
+        """Fail all current and later waits, because a rank has ended. `where`: name of the rank, if known."""
         with self._lock:
             self._ended = self._ended or Gone(where)
             for meeting in list(self._under_way):
@@ -109,8 +109,8 @@ class Group:
 
 
 class HostRank:
-    """Rank `number` of a group, whose steps run on one thread. See `Peers`. `device`: number of its device. `everyone`: the
-    same rank in the group of all stages' ranks, used at start; itself if there is one stage."""
+    """Rank `number` of a group, whose steps run on one thread. See `Peers`. `device`: number of its device. `everyone`: this
+    rank in the group of all stages' ranks, used at start-up; this object itself if there is one stage."""
 
     def __init__(self, group: Group, number: int, device: int | None = None, everyone: HostRank | None = None) -> None:
         self.group, self.number, self.size = group, number, group.size
@@ -121,7 +121,7 @@ class HostRank:
 
     @contextmanager
     def by_itself(self) -> Iterator[None]:
-        """Disable exchanges within the context, for work that other ranks do not run. Its results are meaningless."""
+        """Disable exchanges within the context, for work that other ranks do not run. The results have no meaning."""
         self.is_alone = True
         try:
             yield
@@ -129,7 +129,7 @@ class HostRank:
             self.is_alone = False
 
     def within(self, meeting: Meeting, work: Callable[[], T]) -> T:
-        """Run `work`, a step or other work of all ranks, with `meeting` for its exchanges."""
+        """Run `work`, which all ranks run at the same time, and return its result. Its exchanges use `meeting`."""
         self._meeting = meeting
         try:
             return work()

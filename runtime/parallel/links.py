@@ -1,10 +1,10 @@
 """Links: one-way channels through which the stages of a model send tensors to each other.
 
-Tensors are received in the order in which they are sent. A stage that failed in a step sends a failure instead, and the
-receiving stage fails in that step only. If a link has ended, the stage at its other end has ended.
+Tensors are received in the order in which they are sent. A stage that failed in a step sends a failure instead, and the receiving
+stage fails in that step only. If the stage at the other end has ended, sending and receiving raise `Gone`.
 
-Between threads of a process a link is a queue (`ThreadLink`), between processes a connection (`HostLink`). There, one byte
-per step marks whether tensors follow. CUDA devices send tensors by other channels (`runtime/platform/cuda_peers.py`)."""
+Between threads of a process a link is a queue (`ThreadLink`), between processes a connection (`HostLink`). A connection sends
+one byte per step, which marks whether tensors follow. For links of CUDA devices see `runtime/platform/cuda_peers.py`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _FAR_LEFT = "another stage has failed in this step"
 
 
 class LinkKind(IntEnum):
-    """Purposes of a link. HIDDEN: hidden states, to the next stage. DRAWS: sampled ids of the last stage, to each earlier
-    stage. UP and DOWN: numbers that all stages agree on at start-up, to the first stage and from it."""
+    """Purpose of a link. HIDDEN: hidden states, to the next stage. DRAWS: sampled ids of the last stage, to each earlier stage.
+    UP and DOWN: numbers on which all stages agree at start-up, to the first stage and back."""
 
     HIDDEN = 0
     DRAWS = 1
@@ -42,23 +42,24 @@ class LinkKind(IntEnum):
 
 
 class Link(Protocol):
-    """One end of a one-way link. The sender calls `give` or `leave` once for each `take` of the receiver."""
+    """One end of a one-way link. For each `take` of the receiver, the sender calls `give` or `leave` once."""
 
     def give(self, tensors: Sequence[Tensor]) -> None:
-        """Send tensors, after all work that this thread has enqueued. They may be modified afterwards. Raises Gone."""
+        """Send tensors, after all device work that this thread has enqueued. They may be modified afterwards. Raises Gone."""
         ...
 
     def leave(self) -> None:
-        """Send a failure instead of tensors, because this stage has failed in the step. Raises Gone."""
+        """Send a failure instead of tensors, because this stage has failed in its step. Raises Gone."""
         ...
 
     def take(self, into: Sequence[Tensor]) -> None:
-        """Wait for tensors and copy them to `into`, before later work of this thread. Raises Apart after a failure, or Gone."""
+        """Wait for tensors and copy them to `into`, before later work of this thread. Raises Apart if a failure arrives, or
+        Gone."""
         ...
 
 
 class ThreadLink:
-    """Both ends of a `Link` between two threads. `arrivals`: stream of the receiving device, used by `PeerLink`."""
+    """Both ends of a `Link` between two threads. `arrivals`: CUDA stream of the receiving device, used by `PeerLink`."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[Any] = SimpleQueue()
@@ -76,7 +77,7 @@ class ThreadLink:
             room.copy_(tensor)
 
     def end(self, gone: Gone) -> None:
-        """Fail all current and later receives."""
+        """Fail all current and later receives with `gone`."""
         self._gone = self._gone or gone
         self.put(None)
 
@@ -84,7 +85,7 @@ class ThreadLink:
         self._given.put(given)
 
     def get(self) -> Any:
-        """Wait for the next item and return it. Raises Apart, or Gone."""
+        """Wait for the next item and return it. Raises Apart if it is a failure, or Gone."""
         given = self._given.get()
         if self._gone is not None:
             self.put(None)
@@ -95,7 +96,7 @@ class ThreadLink:
 
 
 class HostLink:
-    """A `Link` over a socket, for contiguous host tensors. `where`: name of its other end."""
+    """Implementation of `Link` over a socket, for contiguous host tensors. `where`: name of the stage at the other end."""
 
     def __init__(self, connection: socket.socket, where: str) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -128,7 +129,7 @@ class HostLink:
         self.send(_GIVEN)
 
     def receive(self, room: memoryview) -> None:
-        """Receive bytes until `room` is full."""
+        """Receive bytes until the buffer `room` is full."""
         try:
             while room:
                 num = self.connection.recv_into(room)
@@ -139,7 +140,7 @@ class HostLink:
             raise Gone(self.where) from error
 
     def await_word(self) -> None:
-        """Wait until the sender sends tensors. Raises Apart if it has failed in this step."""
+        """Wait until the sender sends tensors. Raises Apart if it sends a failure instead."""
         word = bytearray(1)
         self.receive(memoryview(word))
         if word == _LEFT:
@@ -158,10 +159,10 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class Ways(NamedTuple):
-    """The links of stage `number` of `size` in one line. A line consists of the ranks with one number, one in each stage.
+    """Links of stage `number` of `size` in one line. A line connects ranks of the same number, one in each stage.
 
     `before`: from the previous stage. `behind`: to the next stage. `drawn`: sampled ids from the last stage. `takers`: links
-    from the last stage to all others, by stage. `end`: ends the line; its argument names the stage that has ended."""
+    from the last stage to all others, by stage. `end`: ends all links of the line; its argument names the stage that ended."""
 
     number: int
     size: int
@@ -173,7 +174,7 @@ class Ways(NamedTuple):
 
 
 class ThreadLine:
-    """The links of one line whose stages are threads of this process."""
+    """Links of one line (see `Ways`) whose stages are threads of this process."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -193,16 +194,16 @@ class ThreadLine:
         )
 
     def end(self, where: str = "") -> None:
-        """Fail all waits of stages for each other. `where`: name of the stage that has ended, if known."""
+        """Fail all waits of the stages for each other. `where`: name of the stage that has ended, if known."""
         for link in (*self._hidden, *self._drawn):
             link.end(Gone(where))
 
 
 class LinkPort:
-    """Listening socket of this process's stage. Other processes that connect must send the model's secret first."""
+    """Listening socket of this process's stage. Other processes that connect to it must send the model's secret first."""
 
     def __init__(self, host: str, secret: bytes) -> None:
-        """Listen. `host`: an address of this machine that the other processes can connect to. Raises OSError."""
+        """Start listening at `host`, an address of this machine that the other processes can reach. Raises OSError."""
         self._socket = socket.create_server((host, 0), backlog=1024)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._secret = secret
@@ -212,7 +213,7 @@ class LinkPort:
     def connected(
         self, stage: int, num_stages: int, num_lines: int, addresses: Sequence[tuple[str, int]]
     ) -> StageLinks:
-        """Connect stage number `stage` to all other stages, which listen at `addresses`. Blocks until they are connected.
+        """Connect stage number `stage` to all other stages, which listen at `addresses`. Block until they are connected.
 
         Raises Gone, or OSError if a stage cannot be reached."""
         last = num_stages - 1
@@ -244,7 +245,7 @@ class LinkPort:
         return StageLinks(ways, Agreement(not stage, outgoing, incoming))
 
     def _awaited(self, hello: tuple[int, int, int]) -> socket.socket:
-        """Wait for the connection that starts with `hello`, or until this port is closed. The peer may be downloading files."""
+        """Wait for the connection that starts with `hello`, or until this port is closed. May take as long as a download."""
         while hello not in self._came:
             connection, _ = self._socket.accept()
             connection.settimeout(HELLO_LIMIT_S)
@@ -259,7 +260,7 @@ class LinkPort:
         return self._came[hello]
 
     def close(self) -> None:
-        """Fail all waits at this port and its links."""
+        """Close this port and its links. All waits on them fail."""
         for each in (self._socket, *self._came.values(), *self._made):
             with suppress(OSError):  # shutdown wakes a blocked thread; close does not
                 each.shutdown(socket.SHUT_RDWR)
@@ -267,14 +268,14 @@ class LinkPort:
 
 
 class Agreement:
-    """Exchange of numbers between the processes of a model at start-up. `outgoing`, `incoming`: links of the first stage to
-    and from all others, or of another stage to and from the first."""
+    """Agreement on numbers between the processes of a model at start-up. `outgoing`, `incoming`: the first stage's links to and
+    from all others, or another stage's links to and from the first."""
 
     def __init__(self, is_first: bool, outgoing: Sequence[HostLink], incoming: Sequence[HostLink]) -> None:
         self._is_first, self._outgoing, self._incoming = is_first, outgoing, incoming
 
     def least(self, number: int) -> int:
-        """Return the minimum of `number` over all processes. Blocks until all have called it. Raises Gone."""
+        """Return the minimum of `number` over all processes. Block until all have called this method. Raises Gone."""
         numbers = [torch.tensor([number])]
         if not self._is_first:
             self._give(numbers[0])
@@ -293,14 +294,14 @@ class Agreement:
 
 
 class StageLinks(NamedTuple):
-    """Links of one process's stage to all others. `ways`: by line."""
+    """Links from one process's stage to all others. `ways`: links of each line (see `Ways`)."""
 
     ways: tuple[Ways, ...]
     agreement: Agreement
 
 
 class AgreeingRank(HostRank):
-    """Rank of the only stage in this process. `least` takes the minimum over all processes."""
+    """Rank of a process that computes one stage. `least` returns the minimum over all processes."""
 
     def __init__(self, group: Group, number: int, device: int, agreement: Agreement) -> None:
         super().__init__(group, number, device)

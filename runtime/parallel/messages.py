@@ -1,7 +1,7 @@
 """Messages between the process that schedules a model and the processes of its other stages.
 
-Plain data, sent over one connection to each of these processes (`connection.py`). A step is sent when it is launched, and
-its end is sent back."""
+They are plain data, sent over one connection per process (`connection.py`). A step is sent when it is launched; the other
+process sends a message when it has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runtime.step import RowMasks, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Instructions for the process of stage `stage`: the address of the first process, and the model's secret."""
+    """Instructions for the process of stage `stage`. `host`, `port`: address of the first process. `secret`: the model's secret."""
 
     stage: int
     host: str
@@ -30,7 +30,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """Location of the model's files on each host: `--model` and `--revision`."""
+    """Location of the model's files on each host: values of `--model` and `--revision`."""
 
     model: str
     revision: str | None
@@ -41,7 +41,7 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Reply of a process that joined. `links`: address at which its stage listens. `place`: host and process, for messages."""
+    """Reply of a process that has joined. `links`: address at which its stage listens. `place`: its host and process, for logs."""
 
     stage: int
     links: tuple[str, int]
@@ -50,7 +50,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Order to build a stage. `links`: addresses of all stages."""
+    """Command to build a stage. `source`: location of the model's files. `links`: addresses of all stages."""
 
     config: EngineConfig
     source: ModelName
@@ -59,8 +59,8 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Reply after a stage was built and warmed up. `plan` and `model`: the engine uses those of the last stage. Bytes: over
-    all its devices."""
+    """Reply after a stage was built and warmed up. The engine uses `plan` and `model` of the last stage. `weights_bytes`,
+    `kv_cache_bytes`: totals over the stage's devices."""
 
     plan: EnginePlan
     model: ModelInfo
@@ -70,8 +70,8 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class NotBuilt:
-    """Reply of a process that could not build its stage. `kind`: class name of a start-up error, or else `text` is a
-    traceback."""
+    """Reply of a process that could not build its stage. `kind`: class name of a start-up error, `text`: its message. For other
+    errors `kind` is ""."""
 
     kind: str
     text: str
@@ -82,8 +82,8 @@ class NotBuilt:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a step. `number` identifies its end. `of`: the forward pass whose logits it samples or copies. Without `of`: a
-    step, whole, or up to its logits if `to_sample`. With `of` and without `masks`: a snapshot of the logits."""
+    """Work of a step. `number`: returned in the message about its end. Without `of`: a whole step, or its forward pass if
+    `to_sample`. With `of` and `masks`: sampling of forward pass `of`. With `of` only: a snapshot of its logits."""
 
     number: int
     batch: ScheduledBatch
@@ -95,7 +95,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Request to report, as the end of `number`, when the logits of `of` are ready."""
+    """Request to send a message with `number` when the logits of forward pass `of` are ready."""
 
     number: int
     of: int
@@ -103,7 +103,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Message that the logits of `of` are no longer needed."""
+    """Request to free the logits of forward pass `of`."""
 
     of: int
 
@@ -114,7 +114,7 @@ class Close: ...
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """End of a step. `result`: from the last stage only, else None; pooled vectors are arrays."""
+    """Report that a step has ended. `result`: from the last stage, else None; pooled vectors are arrays."""
 
     number: int
     result: StepResult | None = None
@@ -124,7 +124,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsDone:
-    """Prompt log-probabilities of a finished step."""
+    """Prompt log-probabilities of step `number`, which has ended."""
 
     number: int
     entries: list[list[TokenLogprobs] | None]
@@ -132,7 +132,7 @@ class PromptLogprobsDone:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Error of a launch or a step. `row`: sequence number, for a RowFailed. `is_apart`: another stage or rank caused it."""
+    """Error of a launch or a step. `row`: number of the sequence of a RowFailed. `is_apart`: another stage or rank caused it."""
 
     number: int
     fault: Fault
@@ -143,7 +143,7 @@ class Failed:
 
 
 def with_arrays(result: StepResult) -> StepResult:
-    """Return `result` with pooled vectors as arrays, which can be sent."""
+    """Return `result` with pooled vectors converted to arrays, which can be sent."""
     return StepResult(
         result.tokens,
         result.logprobs,

@@ -1,7 +1,7 @@
 """StageProcesses: the processes of all stages of a model except the first, each on its own host.
 
-A `Launcher` starts them (`server/ray/stages.py` uses Ray). They connect to this process, receive their configuration, and
-then receive steps through `FarRunner`. If one of them ends, the model ends, since no other process has its layers."""
+A `Launcher` starts the processes (`server/ray/stages.py` uses Ray). They connect to this process, receive their configuration,
+and then receive steps through `FarRunner`. If one of them ends, the engine fails, since no other process has its layers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Launcher(Protocol):
         ...
 
     def begin(self, joins: Sequence[Join], ended: Callable[[int, str], None]) -> None:
-        """Start a process for each of `joins`, which runs `stage_process.compute_stage`. `ended(stage, why)` is called on
-        the event loop if a process has ended or could not be started."""
+        """Start a process for each of `joins`; each runs `stage_process.compute_stage`. `ended(stage, why)` is called on the
+        event loop when a process has ended or could not be started."""
         ...
 
     async def close(self) -> None:
@@ -41,7 +41,7 @@ class Launcher(Protocol):
 
 
 class StageFailed(Exception):
-    """Error: a stage could not be built. `kind`: class name of the original error."""
+    """Error: a stage could not be built. `kind`: class name of the error in the stage's process."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class StageFailed(Exception):
 
 
 class _Far:
-    """State of one of the processes, from its start on."""
+    """State of the process of one stage, since its start."""
 
     def __init__(self, stage: int, num_stages: int) -> None:
         self.stage = stage
@@ -67,7 +67,7 @@ class _Far:
 
 
 class StageProcesses:
-    """Processes of one model's stages. `source`: location of the model's files on each host."""
+    """Processes of one model's stages, except the first. `source`: location of the model's files on each host."""
 
     def __init__(self, launcher: Launcher, source: ModelName) -> None:
         self.secret = secrets.token_bytes(SECRET_BYTES)
@@ -79,8 +79,8 @@ class StageProcesses:
         self._is_closed = False
 
     async def begin(self, num_stages: int) -> None:
-        """Start the processes and return when all have joined. Raises ProcessGone if one has ended, OSError if this process
-        cannot listen."""
+        """Start the processes and wait until all have joined. Raises ProcessGone if a process has ended, or OSError if this
+        process cannot listen."""
         self._far = [_Far(stage, num_stages) for stage in range(1, num_stages)]
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
@@ -94,25 +94,25 @@ class StageProcesses:
             log.info("stage %d of %d is computed by %s", each.stage, num_stages, joined.place)
 
     async def build(self, config: EngineConfig, links: tuple[str, int]) -> list[Built]:
-        """Build all stages and return their results. `links`: address of the first stage. Raises StageFailed or ProcessGone."""
+        """Build these stages and return their replies. `links`: address of the first stage. Raises StageFailed or ProcessGone."""
         for each in self._far:
             assert each.connection is not None
             each.connection.send(Build(config, self._source, self.addresses(links)))
         return [await each.built for each in self._far]
 
     def addresses(self, links: tuple[str, int]) -> tuple[tuple[str, int], ...]:
-        """Return the addresses at which the stages listen, `links` for the first one. All stages must have joined."""
+        """Return the addresses at which all stages listen. `links`: that of the first. All processes must have joined."""
         return (links, *[each.joined.result().links for each in self._far])
 
     def runners(self, beside: Runner) -> list[FarRunner]:
-        """Return the runners of all stages except the first, whose runner is `beside`."""
+        """Return the runners of these stages. `beside`: runner of the first stage, which is in this process."""
         for each in self._far:
             assert each.connection is not None
             each.runner = FarRunner(each.connection, each.place, beside)
         return [each.runner for each in self._far if each.runner is not None]
 
     def when_lost(self, call: Callable[[BaseException], None]) -> None:
-        """Set the function to call on the event loop if a process ends from now on."""
+        """Set the function that is called on the event loop with an error when a process ends."""
         self._lose = call
 
     async def close(self) -> None:
@@ -159,10 +159,10 @@ class StageProcesses:
 
 
 class RunnersOverProcesses(StageRunners):
-    """Combined runner of all stages, the first of which is in this process. Closing it ends the other processes."""
+    """Combined runner of all stages; the first stage is in this process. `close` also ends the other processes."""
 
     def __init__(self, processes: StageProcesses, *more: Any) -> None:
-        """Create the runner. `more`: arguments of `StageRunners`."""
+        """Create the runner. `more`: arguments of `StageRunners.__init__`."""
         super().__init__(*more)
         self._processes = processes
 

@@ -1,9 +1,9 @@
-"""Replicas: several engines of one model, each on its own devices, as one `EngineClient` (data parallel).
+"""Replicas: combines several engines of one model, each on its own devices, in one `EngineClient` (data parallel).
 
-All engines share one event loop, so their loads are exact when a request arrives. The request goes to the replica with the
-longest cached prefix, unless that replica is busier than the least loaded one by more than `SPARE_LOAD`; otherwise to the
-least loaded. (Power-of-two random choice, as in routers of several processes, is for stale loads.) Requests that are
-submitted together and share a prefix stay together. Independent of tensors and schedulers."""
+All engines share one event loop, so their loads are exact when a request arrives. A request goes to the replica with the
+longest cached prefix of its prompt. If the load of that replica exceeds the smallest load by more than `SPARE_LOAD`, it goes to
+the least loaded replica. (Routers of several processes choose between two random replicas, because their loads are stale.)
+Requests that are submitted together and share a prefix go to the same replica. Independent of tensors and schedulers."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ CLOSE_LIMIT_S = 5.0
 
 class KeyedAdapters(AdapterClient, Protocol):
     async def load(self, name: str, path: str, *, key: int | None = None) -> Adapter:
-        """Load as `AdapterClient` does. `key`: the version's key in other engines."""
+        """Load an adapter, see `AdapterClient.load`. `key`: key of the version, if another engine has already assigned one."""
         ...
 
 
 class EngineReplica(EngineClient, Protocol):
-    """Engine interface with the values that routing needs."""
+    """Engine interface with the values that routing requires."""
 
     @property
     def adapters(self) -> KeyedAdapters | None: ...
 
     @property
     def load(self) -> float:
-        """Load: sequences as a fraction of the rows, plus KV blocks in use as a fraction of all; 2 more if it sleeps."""
+        """Load: sequences as a fraction of the rows, plus fraction of KV blocks in use; 2 is added while it sleeps."""
         ...
 
     def num_cached(self, prompt: PreparedPrompt) -> int:
-        """Return how many blocks of the prompt are in its prefix cache. Another replica may have prepared the prompt."""
+        """Return how many leading blocks of `prompt` are in the prefix cache. Another replica may have prepared the prompt."""
         ...
 
 
 class Replicas:
-    """Several engines behind one client. `replicas`: two or more, with equal block hashes and limits."""
+    """Several engines of one model as one client. `replicas`: two or more, with equal block hashes and limits."""
 
     def __init__(self, replicas: Sequence[EngineReplica]) -> None:
         self.replicas = tuple(replicas)
@@ -101,7 +101,8 @@ class Replicas:
     def _submit_parts(
         self, requests: Sequence[Request], parts: Mapping[int, list[int]], *, continues: bool
     ) -> TokenStream:
-        """Submit each replica's part of `requests`. If one replica rejects its part, the parts already submitted are ended."""
+        """Submit `requests` to the replicas. `parts`: indices of requests by replica. If a replica rejects its requests, stop
+        those already submitted and raise."""
         streams: list[tuple[TokenStream, list[int]]] = []
         for place, indices in parts.items():
             try:
@@ -115,7 +116,7 @@ class Replicas:
         return JoinedStream(streams)
 
     def _prepared(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Return the requests with block hashes of their prompts, to find the engine that caches them."""
+        """Return `requests` with the block hashes of their prompts, which show which replica has cached them."""
         if not self.model.prefix_caching or all(each.prepared is not None for each in requests):
             return requests
         found: dict[int, PreparedPrompt] = {}
@@ -132,7 +133,7 @@ class Replicas:
         return prepared
 
     def _choose(self, request: Request, taken: Sequence[int]) -> int:
-        """Return the index of the engine for a request. `taken`: requests of the same call already assigned to each engine."""
+        """Return the index of the replica for a request. `taken`: number of requests of this call assigned to each replica."""
         num, rows = len(self.replicas), max(1, self.model.max_num_seqs // len(self.replicas))
         loads = [each.load + new / rows for each, new in zip(self.replicas, taken, strict=True)]
         least = min(range(num), key=lambda place: (loads[place], (place - self._turn) % num))
@@ -161,7 +162,7 @@ class Replicas:
         return EngineHealth.of_all([each.health() for each in self.replicas])
 
     def metrics(self) -> list[Metric]:
-        """Return the metrics of each engine, labelled with its number as `engine`."""
+        """Return the metrics of all engines. The label `engine` contains the engine's number."""
         merged: dict[str, Metric] = {}
         for number, each in enumerate(self.replicas):
             for metric in each.metrics():
@@ -174,7 +175,7 @@ class Replicas:
         return [*merged.values()]
 
     def activity(self, *, after_step: int = 0, after_request: int = 0, num_cells: int = 1024) -> Activity:
-        """Return the first engine's activity, since each engine counts its own steps. Use `replicas` for all."""
+        """Return the first engine's activity. Call `activity` of each of `replicas` for all, since each counts its own steps."""
         return self.replicas[0].activity(after_step=after_step, after_request=after_request, num_cells=num_cells)
 
     def when_finished(self, call: Callable[[Finished], None]) -> None:
@@ -185,7 +186,7 @@ class Replicas:
         await asyncio.gather(*(each.probe() for each in self.replicas))
 
     async def death(self) -> str:
-        """Wait until the first engine dies, and return its reason. A process that lost a device must be restarted."""
+        """Wait until one engine has failed permanently. Return its reason. A process that lost a device must be restarted."""
         deaths = [asyncio.ensure_future(each.death()) for each in self.replicas]
         try:
             done, _ = await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
@@ -204,7 +205,7 @@ class Replicas:
         await asyncio.gather(*(each.wake_up() for each in self.replicas))
 
     async def start_profile(self, path: Path, *, delay_steps: int = 0, num_steps: int | None = None) -> None:
-        """Profile the busiest engine's steps. The trace also contains the other engines' work."""
+        """Profile the steps of the engine with the highest load. The trace also contains the other engines' work."""
         if self._profiled is not None:
             await self._profiled.start_profile(path, delay_steps=delay_steps, num_steps=num_steps)
             return
@@ -237,7 +238,7 @@ def _together(models: Sequence[ModelInfo]) -> ModelInfo:
 
 
 class ReplicaAdapters:
-    """AdapterClient that loads each adapter on all replicas, under the same key."""
+    """Implementation of AdapterClient that loads each adapter on all replicas, with the same key."""
 
     def __init__(self, of_each: Sequence[KeyedAdapters]) -> None:
         self._first, *self._others = of_each
@@ -250,7 +251,7 @@ class ReplicaAdapters:
         return self._first.find(name)
 
     async def load(self, name: str, path: str) -> Adapter:
-        """Load an adapter on the first replica, then on all. If one of them rejects it, the name is removed from all."""
+        """Load an adapter on the first replica, then on the others. If one rejects it, remove the name from all replicas."""
         async with self._changing:
             adapter = await self._first.load(name, path)
             try:
@@ -270,7 +271,7 @@ class ReplicaAdapters:
 
 
 class JoinedStream(TokenStream):
-    """Stream that joins the streams of several replicas. `parts`: each stream with the indices of its requests in the call."""
+    """Stream that combines the streams of several replicas. `parts`: (stream, indices of its requests in the `submit` call)."""
 
     def __init__(self, parts: Sequence[tuple[TokenStream, Sequence[int]]]) -> None:
         self._parts = parts
@@ -320,7 +321,7 @@ class JoinedStream(TokenStream):
 
 
 async def _next(stream: TokenStream) -> Sequence[Output]:
-    """Return the next outputs, or () at the end, since a task cannot end with StopAsyncIteration."""
+    """Return the next Outputs, or () if the stream has ended. (A task cannot end with StopAsyncIteration.)"""
     async for outputs in stream:
         return outputs
     return ()

@@ -1,5 +1,5 @@
-"""RankRunners: the runners of all ranks as one. A step is launched on each rank. The first rank's result is used, since all
-ranks sample the same ids from the same logits."""
+"""RankRunners: combines the runners of all ranks in one runner. A step is launched on each rank. The first rank's result is
+returned, since all ranks sample the same ids from the same logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ L = TypeVar("L")
 
 class RankRunners:
     def __init__(self, runners: Sequence[Runner], end: Callable[[], None]) -> None:
-        """Create the runner. `end`: fails ranks that wait for a rank that has ended."""
+        """Create the runner. `end`: function that fails all waits of ranks for each other."""
         self._runners = runners
         self._end = end
 
@@ -28,7 +28,7 @@ class RankRunners:
         return [asyncio.ensure_future(_all(each)) for each in of_ranks]
 
     def move_blocks(self, block_ids: Sequence[int], pages: HostPages, *, to_host: bool) -> asyncio.Future[None]:
-        """Copy KV blocks, as in `Runner`. Each rank copies an equal part of every row."""
+        """Copy KV blocks, see `Runner.move_blocks`. Each rank copies an equal part of every row of `pages`."""
         num = len(self._runners)
 
         def part(number: int) -> HostPages:
@@ -85,36 +85,36 @@ class RankRunners:
 
 
 async def _all(ends: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait for all of `ends`, then raise the first error."""
+    """Wait for all futures in `ends`, then raise the first error, if any."""
     for ended in await asyncio.gather(*ends, return_exceptions=True):
         if isinstance(ended, BaseException):
             raise ended
 
 
 def blame(error: BaseException, kind: str, number: int, size: int) -> None:
-    """Add a note to an error that it occurred in `kind` `number` of `size`, unless another rank or stage caused it."""
+    """Add the note "`kind` `number` of `size`" to an error, unless another rank or stage caused it."""
     note = f"{kind} {number} of {size}"
     if not isinstance(error, Apart) and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
 class EveryEvent:
-    """Event of all ranks or stages. It passes when all their events have, or when one has failed, since others may then
-    hang."""
+    """Event of all ranks or stages. It passes when the events of all have passed, or when one has failed, since the others may
+    then hang."""
 
     def __init__(self, events: Sequence[GpuEvent], kind: str) -> None:
-        """Join `events`, all of which are SharedEvents. `kind`: "rank" or "stage", for messages."""
+        """Combine `events`, all of which are SharedEvents. `kind`: "rank" or "stage", for error messages."""
         self._events, self._kind = cast("Sequence[SharedEvent]", events), kind
 
     async def wait(self) -> None:
-        """Wait for the event without creating tasks. Raises the original error, with a note that names its rank or stage."""
+        """Wait for all events without creating tasks. Raises the original error, with a note that names its rank or stage."""
         passed: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self.when_passed(lambda error: None if passed.done() else passed.set_result(error))
         if (error := await passed) is not None:
             raise error
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
-        """Call `call` once the event has passed, see `SharedEvent`."""
+        """Call `call` when this event has passed, see `SharedEvent.when_passed`."""
         left, alone, has_passed = len(self._events), list[BaseException](), False
 
         def one(number: int, error: BaseException | None) -> None:

@@ -1,7 +1,7 @@
-"""StageRunners: the runners of all stages of a model as one.
+"""StageRunners: combines the runners of all stages of a model in one runner.
 
-A step is launched on all stages at once. For all but the last stage it is a chunk of every row, without sampling. Only the
-last stage samples. The rows of a step determine which of its sampled ids the other stages receive before that step."""
+A step is launched on all stages at once. Only the last stage samples; for the others, the step computes hidden states only. The
+other stages receive sampled ids from the last stage. A step's rows determine which ids they receive before the step."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class StageRunners:
     def __init__(
         self, runners: Sequence[Runner], stages: Sequence[Sequence[TakesTurns]], depth: int, end: Callable[[], None]
     ) -> None:
-        """Create the runner. `stages`: the ranks of each stage. `depth`: maximum number of steps in flight. `end`: fails all
-        waits for other stages, after one has failed to launch a step."""
+        """Create the runner. `stages`: the ranks of each stage. `depth`: maximum number of steps in flight. `end`: function
+        that fails all waits for other stages, called if a stage could not launch a step."""
         self._runners, self._stages = runners, stages
         self._depth = depth
         self._end = end
@@ -71,7 +71,7 @@ class StageRunners:
         return events
 
     def _to_know(self, batch: ScheduledBatch) -> list[Draws]:
-        """Return the sampled ids that a stage must receive before a step: those its rows continue from, and all older ones."""
+        """Return the samplings whose ids a stage must receive before a step: those that its rows continue, and all older ones."""
         upto = max((self._last_draws.get(row.row, 0) for row in batch.rows), default=0)
         upto, known = max(upto, self._num_draws - self._depth), []
         while self._unknown and self._unknown[0][0] <= upto:
@@ -84,7 +84,7 @@ class StageRunners:
         return self._launched(len(self._runners) - 1, turn, launch)
 
     def _draws(self, batch: ScheduledBatch) -> Draws | None:
-        """Return the sampled ids that a step will yield, which are in flight from now on."""
+        """Register the sampling of a step, which is in flight from now on. Return it, or None if the step does not sample."""
         drawn = [row.row for row in batch.rows if row.samples or row.draft_ids]
         if not drawn:
             return None
@@ -123,7 +123,7 @@ class StageRunners:
 
 
 def without_samples(batch: ScheduledBatch) -> ScheduledBatch:
-    """Return the step for a stage that only computes hidden states."""
+    """Return the step of a stage that only computes hidden states."""
     return replace(batch, rows=tuple(map(_as_chunk, batch.rows)), decodes_only=False)
 
 

@@ -1,4 +1,4 @@
-"""Turns of pipeline stages: distributes decodes over the steps in flight, of which each stage computes one at a time."""
+"""Turns of pipeline stages: distributes decodes over the steps in flight. Each stage computes one of these steps at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtime.feature import Feature, Scheduling
 class StageTurns(Feature):
     """Scheduling feature that distributes decodes over the steps in flight, one in each of `num_stages` stages.
 
-    A step contains decodes whose ids are known, or will be when the step begins. If there are none, it contains those that
+    A step contains decodes whose last ids are known, or will be when the step begins. If there are none, it contains those that
     decoded longest ago, and the first stage waits for their ids."""
 
     def __init__(self, num_stages: int) -> None:
@@ -41,6 +41,6 @@ class StageTurns(Feature):
                 wanted[index] = 0
 
     def relaxes(self) -> bool:
-        """Lift the limit for the next step if nothing is in flight and no decode may run. Return whether it was lifted."""
+        """Disable the limit for the next step if nothing is in flight and no decode may run. Return True if it was disabled."""
         self._is_lifted = not any(sequence.num_in_flight for sequence in self._scheduler.running)
         return self._is_lifted

@@ -1,7 +1,6 @@
-"""Pipeline stage, from the view of the thread that computes it: what each unit of work receives from other stages and sends to
-them.
+"""Pipeline stage as computed by its thread: receives from other stages before each unit of work, and sends to them after it.
 
-Each stage sends hidden states to the next. The last stage sends its draws to the stages that continue from them. All stages
+Each stage sends hidden states to the next. The last stage sends sampled ids to the stages that continue from them. All stages
 run the same steps in the same order, so tensors of a link (`links.py`) need no names. If a stage fails in a step, it sends a
 failure on its links, and the next stage fails in that step only."""
 
@@ -23,11 +22,11 @@ Rows = tuple[int, ...]
 
 
 class StageIO(Protocol):
-    """Input and output of a stage, for its model. Tensors are [T, H] of the model's dtype, and their number is the same in
-    all steps."""
+    """Input and output of a pipeline stage, used by its model. Tensors are [T, H] of the model's dtype. Their number is the
+    same in all steps."""
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:
-        """Return the tensors of the previous stage. The caller may modify them."""
+        """Return the tensors from the previous stage, which the caller may modify."""
         ...
 
     def outgoing(self, tensors: Sequence[Tensor]) -> None:
@@ -44,16 +43,16 @@ class RowTables(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Tables that the last stage sends after sampling. `rows`: rows with drafts, some of which may have been rejected.
-    `takers`: numbers of the receiving stages."""
+    """Exchange of tables that the last stage sends after sampling. `rows`: rows with draft tokens, which may have been
+    rejected. `takers`: numbers of the receiving stages."""
 
     rows: Rows
     takers: Rows
 
 
 class Turn(NamedTuple):
-    """Exchange of a stage's next step. `num_tokens`: number of hidden states, 0 for none. `drawn`: rows of each sampling
-    that it receives, in order. `draws`: the sampling that it sends."""
+    """Tensors to receive and send in a stage's next step. `num_tokens`: number of tokens with hidden states, or 0. `drawn`: the
+    samplings that it receives, in order, as their `Draws.rows`. `draws`: the sampling that it sends."""
 
     num_tokens: int = 0
     drawn: tuple[Rows, ...] = ()
@@ -61,13 +60,13 @@ class Turn(NamedTuple):
 
 
 class TakesTurns(Protocol):
-    """A stage, or the proxy of a stage in another process. `next`: must be set just before work is submitted."""
+    """A stage, or the proxy of a stage in another process. Set `next` just before submitting work."""
 
     next: Turn
 
 
 class PipelineStage:
-    """Stage whose steps run on one thread; see `StageIO`. `tables`: tables of its runner, set when the runner exists."""
+    """Pipeline stage whose steps run on one thread. See `StageIO`. `tables`: of its runner, set when the runner exists."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype) -> None:
         self.ways = ways
@@ -78,12 +77,12 @@ class PipelineStage:
         self._outgoing: Sequence[Tensor] = ()
 
     def take_turn(self) -> Turn:
-        """Return the exchange of the work that is being submitted, and reset it."""
+        """Return `next`, which belongs to the work being submitted, and reset it."""
         turn, self.next = self.next, Turn()
         return turn
 
     def within(self, turn: Turn, work: Callable[[], T]) -> T:
-        """Run `work`, with the receives and sends of `turn` before and after it."""
+        """Receive as `turn` specifies, run `work`, send its results, and return the result of `work`."""
         behind = self.ways.behind if turn.num_tokens else None
         takers = () if turn.draws is None else turn.draws.takers
         owed = [*([] if behind is None else [behind]), *(self.ways.takers[taker] for taker in takers)]
@@ -119,7 +118,7 @@ class PipelineStage:
     # --- between stages -------------------------------------------------------------------------------------------
 
     def _place(self, num_tokens: int) -> Sequence[Tensor]:
-        """Return the tensors that receive incoming hidden states."""
+        """Return new tensors, into which incoming hidden states are received."""
         num_tensors, width = self._shape
         self._incoming = tuple(torch.empty((num_tensors, num_tokens, width), dtype=self._dtype))
         return self._incoming
@@ -134,8 +133,8 @@ class PipelineStage:
         return self.tables
 
     def _learn(self, rows: Rows) -> None:
-        """Receive the tables of the last stage. All its ids are valid, since only that stage samples. The number of computed
-        tokens is copied for `rows` only, since this stage may be ahead in the others."""
+        """Receive the tables of the last stage. All its ids are valid, since only that stage samples. `num_computed` is copied
+        for `rows` only, because this stage may be ahead in the others."""
         assert self.tables is not None
         assert self.ways.drawn is not None
         num_computed = torch.empty_like(self.tables.num_computed)

@@ -1,1 +1,1 @@
-"""Platforms: memory, queues, events, graphs, kernel sets and runners of one kind of device. Chosen once per process."""
+"""Platforms: memory, queues, events, graphs, kernels and runners of one kind of device. A process chooses one platform."""

@@ -1,4 +1,4 @@
-"""Capture of CUDA graphs: the stream for it, and no garbage collection meanwhile, which could free memory of a graph."""
+"""Capture of CUDA graphs: provides the stream, and disables garbage collection, which could free memory of a graph."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 
 def capture_stream() -> torch.cuda.Stream:
-    """Return the current device's stream for captures, the same one for the life of the process.
+    """Return the stream for captures on the current device. It is the same stream for the life of the process.
 
-    cuBLAS keeps a workspace, 32 MiB on Hopper, for every stream that it has computed on. With a new stream for each capture,
-    three models that were swapped on an H200 took 32 MiB more with each swap. Its priority is that of a `SideStream`: with a
-    higher one, an image's first token took four times as long during a stream of decodes."""
+    cuBLAS keeps a workspace, 32 MiB on Hopper, for every stream that it has computed on. With a new stream per capture,
+    swapping three models on an H200 took 32 MiB more with each swap. Its priority is that of a `SideStream`: with a higher
+    priority, the first token of a prompt with an image took four times as long while other sequences decoded."""
     return _of_device(torch.cuda.current_device())
 
 
@@ -27,7 +27,7 @@ def _of_device(index: int) -> torch.cuda.Stream:
 
 
 class Uncollected:
-    """Context manager that disables garbage collection, for any number of threads."""
+    """Context manager that disables garbage collection while at least one thread is inside."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._was_enabled = Lock(), 0, False
@@ -47,7 +47,7 @@ class Uncollected:
 
     @contextmanager
     def after_collecting(self) -> Iterator[None]:
-        """Collect garbage first, which may hold device memory that captures need, unless another thread is inside already."""
+        """Return a context manager that collects garbage first, to free device memory, unless another thread is already inside."""
         with self._lock:
             if not self._inside:
                 gc.collect()
@@ -60,7 +60,7 @@ UNCOLLECTED = Uncollected()
 
 @contextmanager
 def recording(graph: Any, memory: Any, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """Capture the work enqueued inside in `graph`, on `stream` or the current one, with the memory pool `memory`.
+    """Return a context manager that captures enqueued work in `graph`. `memory`: memory pool. `stream`: None is the current one.
 
     Unlike `torch.cuda.graph`, this does not wait for other work of the device."""
     with UNCOLLECTED, nullcontext() if stream is None else torch.cuda.stream(stream):

@@ -1,5 +1,5 @@
-"""CapturedSteps: selects the steps that a captured graph can compute, uploads their inputs, replays the graph, and captures
-missing graphs later."""
+"""CapturedSteps: replays captured graphs of steps. It selects a graph for a step, uploads the inputs, and captures missing
+graphs later."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = logging.getLogger("oneloop.start")
 
 class CapturedSteps:
     def __init__(self, inputs: DeviceInputs, pool: GraphPool, worker: Worker | None = None) -> None:
-        """Create captured steps. `worker`: the thread that captures, at start-up and later."""
+        """Create captured steps. `worker`: thread that captures graphs, at start-up and later."""
         self._inputs = inputs
         self._pool = pool
         self._worker = worker
 
     def capture(self, shapes: Iterable[StepShape], capturable: Capturable) -> None:
-        """Capture steps of these shapes on the calling thread."""
+        """Capture steps of `shapes` on the calling thread."""
         with UNCOLLECTED.after_collecting(), torch.inference_mode():
             self._pool.capture(shapes, self._computing(capturable))
 
@@ -78,7 +78,7 @@ class CapturedSteps:
 
 
 def serves(rows: Sequence[ScheduledRow]) -> bool:
-    """Return whether a graph can compute `rows`: they need only sampling and hidden states, and have neither token types nor
+    """Return True if a graph can compute `rows`: they need only sampling and hidden states, and have neither token types nor
     media. A step with draft tokens must have no prompt chunk, because attention would read its context once per token."""
     of = columns(rows)
     num = len(rows)

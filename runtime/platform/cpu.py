@@ -1,4 +1,4 @@
-"""CPU platform: one worker thread computes, in memory that other processes of the host share."""
+"""CPU platform: one worker thread computes steps, in memory that other processes of the host use too."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CpuPlatform:
         return PipelineStage(ways, num_tensors, width, getattr(torch, plan.dtype))
 
     def use(self, device: int) -> None:
-        """Do nothing: there is one CPU, shared by all."""
+        """Do nothing, because there is only one CPU."""
 
     def refuse(self, config: EngineConfig) -> None:
         if config.online in _ROUNDED and not _native(config.online):
@@ -116,10 +116,10 @@ class CpuPlatform:
         )  # fmt: skip
 
     def compile_ahead(self, plan: EnginePlan) -> None:
-        """Do nothing: there is nothing to compile."""
+        """Do nothing, because no kernels are compiled at start-up."""
 
     def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
-        """Return a context without effect: the system kills a process that uses too much memory, without an error."""
+        """Return a context manager without effect: the operating system kills a process that uses too much memory."""
         return nullcontext()
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> list[list[MediaItem]]:
@@ -157,12 +157,12 @@ class CpuPlatform:
 
 
 def _native(rounded: str = "int8") -> bool:
-    """Return whether compiled kernels of this project read weights quantised to `rounded`."""
+    """Return True if compiled kernels of this project read weights quantised to the format `rounded`."""
     return ops.linear_refusal([ops.WeightFormat(rounded)], torch.float32, torch.device("cpu")) is None
 
 
 def _weights(config: EngineConfig) -> WeightPolicy:
-    """Return the weight policy: compiled kernels read all stored dtypes, reference kernels only the activations' dtype."""
+    """Return the weight policy: compiled kernels read all stored dtypes, reference kernels only the dtype of activations."""
     native = _native()
     return WeightPolicy(
         config.dtype if config.dtype != "auto" else "stored" if native else DEFAULTS.dtype,
@@ -172,11 +172,11 @@ def _weights(config: EngineConfig) -> WeightPolicy:
 
 
 def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model, least: Callable[[int], int]) -> TimedSteps:
-    """Run and time warm-up steps: a prompt of two blocks, a token after it (or a text of one token, for pooling), and rows of
-    one token each.
+    """Run and time warm-up steps: a prompt of two blocks; one token after it, or for pooling a text of one token; and rows of one
+    token each.
 
-    Timings are noisy, so costs are bounded below: a prompt token by 1/100 of its step, and a row by half of a prompt token.
-    `least`: minimum over all ranks, which run the same steps."""
+    Timings are noisy, so they have lower bounds: a prompt token costs at least 1/100 of its step, and a row at least half of a
+    prompt token. `least`: function that returns the minimum of a number over all ranks, which run the same steps."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 1)
     work = work_of(model)
     batch = prompts([length], plan.layout, plan.num_kv_blocks, work)
@@ -196,7 +196,7 @@ def _warm_up(runner: ModelRunner, plan: EnginePlan, model: Model, least: Callabl
 
 
 def _seconds(runner: ModelRunner, batch: ScheduledBatch, least: Callable[[int], int]) -> float:
-    """Return the duration of a step on idle cores: the minimum of a few runs; a large model has one."""
+    """Return the seconds of a step on idle cores: the minimum of a few runs, or the time of one run if the model is large."""
     times: list[float] = []
     while not times or least(len(times) < _TIMED_TIMES and sum(times) < _TIMED_S):
         began_s = time.perf_counter()

@@ -1,7 +1,7 @@
-"""CUDA device: memory planning, and the runner of a loaded model, warmed up and captured.
+"""CUDA platform: plans memory, and builds the runner of a loaded model, with warm-up and captured graphs.
 
-Memory is assigned in this order: weights; tables of sampler and inputs; peak memory of the largest step, measured by running
-it; captured graphs; and the rest of the requested share for the KV cache."""
+Memory is allocated in this order: weights; tables of the sampler and inputs; peak memory of the largest step, measured by
+running it; captured graphs. The KV cache gets the rest of the memory that `gpu_memory_utilization` allows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _MEASURED_KV_BYTES = 256 << 20  # maximum KV memory in the first, measured step;
 
 
 class CudaPlatform:
-    """NVIDIA devices. `gpu_memory_utilization`: this process's share of the device's total memory, as in vLLM."""
+    """NVIDIA GPUs. `gpu_memory_utilization`: fraction of the device's total memory that this process uses, as in vLLM."""
 
     name = device = "cuda"
 
@@ -122,7 +122,7 @@ class CudaPlatform:
         return topology(devices)
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """Return a lower bound: weights in formats without a kernel are dequantised, and not all are quantised online."""
+        """Return a lower bound of the weights' bytes. Formats without a kernel are dequantised and need more."""
         dense = spec.weights_bytes(_dtype(config))
         if config.online is not None:
             return dense // (4 if config.online == "w4" else 2)
@@ -132,7 +132,7 @@ class CudaPlatform:
         return self._plan(config, spec, self.weights_bytes(config, spec, stored_bytes))
 
     def _plan(self, config: EngineConfig, spec: ModelSpec, to_come: int) -> EnginePlan:
-        """Plan the memory. `to_come`: bytes that model, steps and graphs will add to current allocations. Raises PlanError."""
+        """Plan the memory. `to_come`: bytes that the model, steps and graphs will allocate after this. Raises PlanError."""
         to_come += _encoder_bytes(config, spec)
         free, total = self.memory()
         free_at_start = self._free_at_start.setdefault(_current().index if torch.cuda.is_available() else 0, free)
@@ -223,13 +223,13 @@ class CudaPlatform:
         return parts.runner, final
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> list[list[MediaItem]]:
-        """Return sample items: each new shape compiles or loads kernels and allocates memory."""
+        """Return sample items. Each new shape of an item compiles or loads kernels and allocates memory."""
         return encoder.samples(plan.max_num_encoder_tokens)
 
     def _capture(
         self, parts: _Parts, graphs: GraphPool, report: Report, *, all_now: bool, may_fail: bool
     ) -> None:  # fmt: skip
-        """Capture graphs. With `all_now`, all are captured before serving."""
+        """Capture graphs before serving: all of them if `all_now`, otherwise the first ones. `may_fail`: errors are logged."""
         every = graphs.shapes
         shapes = every if all_now else graphs.first
         free_before = self.memory().free
@@ -256,7 +256,7 @@ class CudaPlatform:
 
 
 def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) -> None:
-    """Capture a drafter's rounds, if it has any, in the memory pool of the captured steps, between which they run."""
+    """Capture the drafter's rounds, in the memory pool of the captured steps, since only one graph runs at a time."""
     if graphs.memory is None:
         return
     for each in drafter.rounds:
@@ -267,7 +267,7 @@ def _capture_proposals(drafter: Drafter, plan: EnginePlan, graphs: GraphPool) ->
 
 
 def _encoder_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    """Return the memory of an encoder's outputs, and an estimate of its activations."""
+    """Return the bytes of an encoder's outputs and an estimate for its activations."""
     if spec.encoder is None and not config.enable_prompt_embeds:
         return 0
     width = spec.pooler_info.embedding_size * (1 + (0 if spec.encoder is None else spec.encoder.num_deepstack))
@@ -283,7 +283,7 @@ def _online_refusal(config: EngineConfig, rounded: str) -> str | None:
 
 
 def _refuse_cache(plan: EnginePlan) -> None:
-    """Raise PlanError if no kernel on this device reads the dtype of a layer's keys and values."""
+    """Raise PlanError if no kernel on this device supports the KV cache's dtype."""
     attention = {kind.kv for kind in plan.layout.kinds if not isinstance(kind, State | Nothing)}
     for kv in attention:
         why = ops.cache_refusal(torch.device("cuda"), getattr(torch, kv.known_dtype.name), kv.head_size)
@@ -298,8 +298,8 @@ def _current() -> torch.device:
 def _measure_step(
     plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker, *, pools: bool
 ) -> tuple[int, float, float]:
-    """Compile all kernels and measure steps. Return the bytes that the largest step needs besides weights and KV, and the
-    seconds of the smallest step and of each token of the largest."""
+    """Compile all kernels and measure steps. Return the bytes that the largest step needs besides weights and KV cache, the
+    seconds of the smallest step, and the seconds per token of the largest step."""
     before = torch.cuda.memory_allocated()
     num_blocks = _tried_blocks(plan)
     runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2, pools=pools)).runner
@@ -331,7 +331,7 @@ def _measure_step(
 
 
 def _tried_blocks(plan: EnginePlan) -> int:
-    """Return the number of blocks of the small cache with which a step is measured."""
+    """Return the number of blocks of the small KV cache that is used to measure a step."""
     return max(1, min(64, _MEASURED_KV_BYTES // max(1, plan.layout.block_bytes)))
 
 
@@ -342,7 +342,7 @@ def _seconds(runner: ModelRunner, batch: ScheduledBatch) -> float:
 
 
 def _has_axes(model: Model) -> bool:
-    """Return whether tokens may have positions that differ from their index, because of media (M-RoPE)."""
+    """Return True if media can give tokens other rotary positions than their index (M-RoPE)."""
     return model.encoder is not None and model.encoder.spec.rope_positions is not None
 
 
@@ -386,7 +386,7 @@ def _parts(
 
 
 def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model: Model, *, pools: bool) -> None:
-    """Run one step of each kind that will be captured or run, so that all kernels are compiled and all memory is allocated."""
+    """Run one step of each kind that occurs later, so that all kernels are compiled and all memory is allocated."""
     length = min(plan.layout.kernel_block_size + 1, plan.max_model_len - 2)
     for num_rows, slot in product(sorted({1, min(2, plan.max_num_seqs), plan.max_num_seqs}), adapter_slots_of(model)):
         lengths = [min(length, plan.max_num_batched_tokens // num_rows)] * num_rows
@@ -402,7 +402,7 @@ def _run_each_kind(runner: ModelRunner, plan: EnginePlan, num_blocks: int, model
 
 @torch.inference_mode()
 def _run_drafted(parts: _Parts, plan: EnginePlan, graphs: GraphPool) -> None:
-    """Run steps with draft tokens, in each shape that will be captured and without a graph, as `_run_each_kind` does."""
+    """Run steps with draft tokens: in each shape that will be captured, and without a graph. See `_run_each_kind`."""
     for shape in graphs.shapes:
         if not shape.drafts:
             continue

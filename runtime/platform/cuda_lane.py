@@ -1,6 +1,6 @@
-"""Lanes of CUDA devices: enqueue steps on a device's stream, and notify the event loop of their end.
+"""Lanes of CUDA devices: enqueue steps on a device's stream, and notify the event loop when they end.
 
-`CudaLane` enqueues on the event loop's thread. `RankLane` enqueues on a rank's thread: kernels of one device wait for those
+`CudaLane` enqueues on the event loop's thread. `RankLane` enqueues on a thread per rank: kernels of one device wait for those
 of another, so a single thread for both could block on a full launch queue. `SideStream` computes in parallel with steps."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STICKY_CODES = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718,
 
 
 def cuda_fault(error: BaseException) -> Fault:
-    """Classify an error of a step. Queries the device without waiting for it."""
+    """Return the severity of a step's error. Queries the device without waiting for it."""
     if isinstance(error, torch.OutOfMemoryError):
         return Fault.MEMORY
     if getattr(error, "error_code", None) in STICKY_CODES or _is_poisoned():
@@ -41,7 +41,7 @@ def cuda_fault(error: BaseException) -> Fault:
 
 
 def _is_poisoned() -> bool:
-    """Return whether the CUDA context is unusable: every call then fails, also the cheapest one."""
+    """Return True if the CUDA context is unusable. Every CUDA call then fails, so one cheap call is tried."""
     if not torch.cuda.is_initialized():
         return False
     try:
@@ -54,7 +54,7 @@ def _is_poisoned() -> bool:
 
 
 class CudaEvent:
-    """Event of a CUDA device. The `EventWaiter` completes its `future`."""
+    """Event of a CUDA device. The thread of `EventWaiter` completes its future."""
 
     def __init__(self, future: asyncio.Future[None]) -> None:
         self._future = future
@@ -64,16 +64,15 @@ class CudaEvent:
         await asyncio.shield(self._future)
 
     def when_passed(self, call: Callable[[BaseException | None], None]) -> None:
-        """Call `call` once the work has run, see `SharedEvent`."""
         self._future.add_done_callback(lambda future: call(future.exception()))
 
 
 class EventWaiter:
-    """Thread that waits for CUDA events in order, in the driver, and completes a future of the event loop for each.
+    """Thread that waits for CUDA events in order, and completes a future of the event loop for each.
 
-    A driver callback that writes to an eventfd was slower: on an H200, with clocks up, the loop continued 338 us after the
-    device's end, with the thread 76 us (tests/benches/cuda_event.py, medians). Callbacks are also not called if the device
-    fails. May be created on any thread; `after` must be called on the event loop."""
+    A driver callback that writes to an eventfd was slower: on an H200 at full clocks, the event loop continued 338 us after the
+    device's end, with this thread after 76 us (tests/benches/cuda_event.py, medians). Callbacks are also not called if the
+    device fails. May be created on any thread; `after` must be called on the event loop."""
 
     def __init__(self) -> None:
         self._recorded: SimpleQueue[tuple[torch.cuda.Event, asyncio.Future[None]] | None] = SimpleQueue()
@@ -81,31 +80,31 @@ class EventWaiter:
         self._thread.start()
 
     def after(self, event: torch.cuda.Event) -> CudaEvent:
-        """Return an awaitable for the recorded `event`, which raises the device's error. An event created with `blocking` is
-        awaited asleep instead of by busy-waiting."""
+        """Return an awaitable of the recorded `event`. It raises the device's error. If `event` was created with `blocking`,
+        the thread sleeps until the event; otherwise it busy-waits."""
         future = asyncio.get_running_loop().create_future()
         self.watch(event, future)
         return CudaEvent(future)
 
     def watch(self, event: torch.cuda.Event, future: asyncio.Future[None]) -> None:
-        """Complete `future` after `event`. Thread-safe."""
+        """Complete `future` when `event` has passed. Thread-safe."""
         self._recorded.put((event, future))
 
     def give_up(self, future: asyncio.Future[None], error: BaseException) -> None:
-        """Fail `future`, because its event will not happen. Thread-safe."""
+        """Fail `future` with `error`, because its event was not recorded. Thread-safe."""
         if not isinstance(error, Exception):
             error = RuntimeError(f"{type(error).__name__}: {error}")  # others would end the event loop
         with contextlib.suppress(RuntimeError):  # the loop is closed
             future.get_loop().call_soon_threadsafe(_complete, future, error)
 
     def close(self) -> None:
-        """End the thread, without waiting for a device that hangs."""
+        """End the thread. Returns within a second, even if the device hangs."""
         self._recorded.put(None)
         self._thread.join(timeout=1.0)
 
     @property
     def has_ended(self) -> bool:
-        """True after `close`, once no event is awaited."""
+        """True if the thread has ended: `close` was called and all events have passed."""
         return not self._thread.is_alive()
 
     def _wait_in_order(self) -> None:
@@ -133,7 +132,7 @@ def _complete(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 class SideStream:
-    """CUDA stream with its own thread, for work in parallel with steps. Created and called on the event loop."""
+    """CUDA stream with its own thread, for work in parallel with steps. Create and call it on the event loop."""
 
     def __init__(self, device: torch.device, name: str) -> None:
         self._device = device
@@ -141,7 +140,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if is_remote(device) else None
 
     def run(self, work: Callable[[], Sequence[Tensor]]) -> asyncio.Future[Any]:
-        """Run work in parallel with steps, see `Lane.beside`."""
+        """Run `work` in parallel with steps, see `Lane.beside`."""
         ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._worker.enqueue(partial(self._enqueue, work, ended))
         return ended
@@ -160,14 +159,14 @@ class SideStream:
             self._waiter.watch(event, ended)
 
     async def close(self) -> bool:
-        """Close. Return False if something is still computed."""
+        """Close the stream. Return False if its work has not ended."""
         has_ended = await self._worker.close()
         self._waiter.close()
         return has_ended and self._waiter.has_ended
 
 
 class CudaLane:
-    """Lane of one CUDA device. `worker`: the thread that built the engine; the lane only closes it."""
+    """Lane of one CUDA device. `worker`: the thread that built the engine; `close` ends it."""
 
     def __init__(
         self, max_num_seqs: int, steps_in_flight: int, device: torch.device, worker: Worker | None = None
@@ -249,7 +248,7 @@ class CudaLane:
 
 
 def recorded(*, blocking: bool = False) -> torch.cuda.Event:
-    """Return an event recorded after everything that this thread has enqueued."""
+    """Record an event after all work that this thread has enqueued, and return it."""
     event = torch.cuda.Event(enable_timing=True, blocking=blocking)
     event.record()
     return event
@@ -299,11 +298,12 @@ class RankLane(CudaLane):
         return Launched(lambda: values[0], self._ends(run), idle_before_s)
 
     def fault(self, error: BaseException) -> Fault:
-        """Classify an error. All but RowFailed are LOST: other ranks hang in a step that this rank does not compute."""
+        """Return the severity of `error`. All but RowFailed are LOST: other ranks hang in a step that this rank does not
+        compute."""
         return Fault.STEP if isinstance(error, RowFailed) else Fault.LOST
 
     def _ends(self, run: Callable[[], torch.cuda.Event]) -> GpuEvent:
-        """Return an awaitable of the event that `run` records on the rank's thread."""
+        """Run `run` on the rank's thread. Return an awaitable of the CUDA event that it records."""
         done = asyncio.get_running_loop().create_future()
         part = self._rank.of_step(run)
 

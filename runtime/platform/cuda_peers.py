@@ -1,8 +1,8 @@
 """Exchange of tensors between ranks and stages on CUDA devices.
 
-Between threads of a process, tensors are copied from device to device. Between processes they are sent by NCCL, on separate
-streams. The host's link announces each enqueued copy, so no device waits for a stage that failed. NCCL does not support two
-ranks on one device: processes that share a device, as in tests, send tensors through host memory."""
+Between threads of a process, tensors are copied from device to device. Between processes, NCCL sends them on separate streams.
+A message over the host's link precedes each copy, so no device waits for a stage that has failed. NCCL does not support two
+ranks on one device. Processes that share a device, as in tests, therefore send tensors through host memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runtime.parallel.stages import PipelineStage
 
 
 class CudaRank:
-    """Collective operations (`Peers`) of a CUDA rank. Created on the rank's thread, on all ranks at once."""
+    """Collective operations (`Peers`) of a rank on a CUDA device. Create it on the rank's thread, on all ranks at the same time."""
 
     def __init__(self, rank: HostRank) -> None:
         self.number, self.size, self._host = rank.number, rank.size, rank
@@ -52,7 +52,7 @@ class CudaRank:
 
 
 class CudaStage(PipelineStage):
-    """Stage on a CUDA device. Created on the stage's thread, with its device current."""
+    """Pipeline stage on a CUDA device. Create it on the stage's thread, with its device as the current one."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype, max_num_tokens: int) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -65,7 +65,7 @@ class CudaStage(PipelineStage):
         self._out = None if ways.behind is None else room()
 
     def incoming(self, num_tokens: int) -> Sequence[Tensor]:
-        """Return a copy, which the layers may modify. Otherwise values of padding rows would grow from step to step."""
+        """Return copies of the received tensors, which layers may modify. Without copies, padding rows would grow in every step."""
         assert self._in is not None, "nothing comes to the first stage"
         return tuple(self._in[:, :num_tokens].clone())
 
@@ -88,7 +88,7 @@ _JOIN_LIMIT = timedelta(seconds=120)
 
 
 def device_ways(ways: Ways, device: torch.device) -> Ways:
-    """Return `ways` for tensors of `device`. All stages call this at the same time."""
+    """Return links like `ways`, but for tensors of `device`. All stages must call this function at the same time."""
 
     def giving(link: Link | None) -> Link | None:
         return None if link is None else _joined(link, device, gives=True)
@@ -129,9 +129,9 @@ def _hear(link: HostLink) -> Any:
 
 
 class PeerLink:
-    """A `Link` between two threads with a device each. Copies run on a stream of the receiving device.
+    """Implementation of `Link` between two threads with a device each. Copies run on a stream of the receiving device.
 
-    A copy's event is recorded before the receiving thread gets it, so a stage cannot read too early."""
+    An event is recorded after each copy, before the receiving thread gets the tensors, so it cannot read them too early."""
 
     def __init__(self, words: ThreadLink, device: torch.device, *, gives: bool) -> None:
         self._words = words
@@ -161,10 +161,10 @@ class PeerLink:
 
 
 class NcclLink:
-    """A `Link` over NCCL, with its own communicator, so that links do not block each other."""
+    """Implementation of `Link` over NCCL. Each link has its own communicator, so that links do not block each other."""
 
     def __init__(self, words: HostLink, device: torch.device, *, gives: bool) -> None:
-        """Connect to the other process. `words`: the host link that announces enqueued copies."""
+        """Connect to the other process. `words`: link between the hosts, which announces each copy."""
         dist: Any = import_module("torch.distributed")  # the import takes a second
         self._words, self._other = words, 1 if gives else 0
         self._stream = torch.cuda.Stream(device)
@@ -218,7 +218,7 @@ class NcclLink:
 
 
 class HostCopies:
-    """A `Link` through host memory, for stages that share a device. Sending does not block: a thread sends in order."""
+    """Implementation of `Link` through host memory, for stages that share a device. A thread sends, so `give` does not block."""
 
     def __init__(self, link: HostLink, device: torch.device, *, gives: bool) -> None:
         self._link, self._device = link, device

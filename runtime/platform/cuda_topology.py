@@ -1,6 +1,6 @@
-"""Description of the connections of CUDA devices: access to each other's memory, and width of links.
+"""Description of how CUDA devices are connected: access to each other's memory, and links (PCIe and NVLink).
 
-The driver's management library (NVML) provides the links; without it, nothing is reported."""
+The driver's management library (NVML) provides the links. Without NVML, no links are reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_NVLINKS = 18  # maximum of any device so far
 
 
 class Links(NamedTuple):
-    """Links of one device. `pcie`: generation and lanes, or None; `num_nvlinks`: active NVLinks."""
+    """Links of one GPU. `pcie`: PCIe generation and number of lanes, or None. `num_nvlinks`: number of active NVLinks."""
 
     pcie: tuple[int, int] | None = None
     num_nvlinks: int = 0
@@ -28,12 +28,12 @@ class Links(NamedTuple):
 
 
 def topology(devices: Sequence[int]) -> str:
-    """Return a one-line description of the connections of `devices`, "" if unknown."""
+    """Return a one-line description of the connections between `devices`, or "" if unknown."""
     return described(devices, links_of(devices), torch.cuda.can_device_access_peer)
 
 
 def described(devices: Sequence[int], links: Sequence[Links], reaches: Callable[[int, int], bool]) -> str:
-    """Describe the connections. `links`: of each device; `reaches`: whether one device accesses another's memory."""
+    """Describe the connections. `links`: links of each device. `reaches(a, b)`: True if device a can access b's memory."""
     parts = []
     pairs = [*permutations(devices, 2)]
     apart = [pair for pair in pairs if not reaches(*pair)]

@@ -1,7 +1,7 @@
-"""Captured graphs of encoder passes for frequent shapes; one replay replaces hundreds of launches.
+"""Captured graphs of encoder passes for frequent shapes. One replay replaces hundreds of kernel launches.
 
-A pass is captured when its shape occurs for the second time, on the encoder's stream and thread, so no step waits for it. A
-few graphs are kept and share memory, since they run one at a time."""
+A pass is captured when its shape occurs for the second time, on the encoder's stream and thread, so no step waits for it. A few
+graphs are kept. They share memory, because only one runs at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Graph(Protocol):
 
 
 class _Captured(NamedTuple):
-    """Captured pass. `compute` is kept because it holds tensors whose addresses the graph uses."""
+    """Captured encoder pass. `compute` is stored because it references tensors whose addresses the graph uses."""
 
     graph: Graph
     inputs: Mapping[str, Tensor]
@@ -33,8 +33,8 @@ class _Captured(NamedTuple):
 
 
 class EncoderGraphs:
-    """An `EncoderPasses` with captured graphs. `max_graphs`: cached graphs, with LRU eviction. `max_outputs`: larger passes
-    are not captured, since launches are a small part of their time."""
+    """Runner of encoder passes with captured graphs. `max_graphs`: maximum number of graphs (LRU eviction). `max_outputs`:
+    passes with more outputs are not captured, since launches are a small part of their time."""
 
     def __init__(self, max_graphs: int = 8, max_outputs: int = 2048) -> None:
         self._max_graphs, self._max_outputs = max_graphs, max_outputs
@@ -82,7 +82,7 @@ class EncoderGraphs:
         return found
 
     def _record(self, key: bytes, inputs: Mapping[str, Tensor], compute: Compute) -> tuple[Graph, Tensor]:
-        """Return a graph of the work that `compute` enqueues, and its output tensor."""
+        """Capture the work that `compute` enqueues. Return the graph and its output tensor."""
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()

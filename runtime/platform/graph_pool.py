@@ -1,13 +1,13 @@
 """Graph pool: captured steps by shape, so that launching a step costs one replay.
 
-Decodes have a ladder of batch sizes. Mixed steps have a ladder of token counts for a few numbers of rows each. Steps with draft
-tokens have a ladder of token counts for equally many rows, with logits for each token. A step is padded to the smallest shape
-that fits; if none fits, it runs eagerly. Graphs share one memory pool, the largest captured first, since only one runs at a
-time. A drafter's work after a step is a separate graph, so a step without it costs the same as without speculation. Independent
-of the model.
+Steps that only decode are captured for a series of batch sizes. Mixed steps are captured for a series of token counts, each with a
+few numbers of rows. Steps with draft tokens are captured for a series of token counts with as many rows, and logits for each
+token. A step is padded to the smallest shape that fits; if none fits, it runs without a graph. Graphs share one memory pool,
+because only one runs at a time; the largest is captured first. A drafter's work after a step is a separate graph, so a step
+without it costs the same as without speculation. Independent of the model.
 
-A server starts with about one in seven of the graphs (`first`), and captures the rest while it serves. Until then a step
-uses a graph of up to twice its size, or runs eagerly."""
+A server captures about one in seven of the graphs (`first`) before serving, and the rest while it serves. Until then a step
+uses a graph of up to twice its size, or runs without a graph."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """Return shapes with token counts at most 1/8 apart for long steps, where padding costs time, and 1/2 apart for short
-    ones. Each exists for few, many and all rows."""
+    """Return shapes of mixed steps. Token counts are at most 1/8 apart for long steps, where padding costs time, and 1/2 apart
+    for short steps. There are shapes for few, many and all rows."""
     finer = {16: 8, 32: 16, 64: 32, 128: 64, 1024: 128, 2048: 256, 4096: 512}  # step between sizes, from each size on
     sizes, size, step = [], 16, 8
     while size < max_num_tokens:
@@ -49,8 +49,8 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
-    """Return shapes with token counts 25 to 50 % apart, up to the logits of a decode step or 64. One more has `_TRIED`
-    further tokens, so that draft tokens can be tried while every row decodes."""
+    """Return shapes with draft tokens. Token counts are 25 to 50 % apart, up to `max_num_seqs` or 64. One more shape has
+    `_TRIED` further tokens, so that draft tokens can be tried while every row decodes."""
     sizes, most = [2], min(max_num_tokens, max(max_num_seqs, 64))
     while sizes[-1] < most:
         size = sizes[-1]
@@ -63,7 +63,7 @@ def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 class _Memory:
-    """Device memory by its address, for torch.as_tensor. Its type is an integer, since the interface has none for bfloat16."""
+    """Device memory at an address, for torch.as_tensor. The dtype is an integer, since the interface has none for bfloat16."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -75,7 +75,7 @@ class _Memory:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory without owning it; the graph's memory pool owns it."""
+    """Return a tensor that uses the memory of `tensor` without owning it. The graph's memory pool owns it."""
     if not tensor.numel():
         return torch.empty_like(tensor)
     assert tensor.is_contiguous()
@@ -85,7 +85,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aliases(hidden: Any) -> Any:
-    """Return such tensors for hidden states: a tensor, tuples of tensors, or the named tensors of transformers."""
+    """Return aliases (see `_alias`) of hidden states: of a tensor, of tuples of tensors, or of transformers' named tensors."""
     if isinstance(hidden, torch.Tensor):
         return _alias(hidden)
     if isinstance(hidden, Mapping):
@@ -97,7 +97,7 @@ def _aliases(hidden: Any) -> Any:
 
 
 class Captured(NamedTuple):
-    """Result of a captured step: its samples, and the hidden states of all its tokens."""
+    """Outputs of a captured step: its samples, and the hidden states of all its tokens."""
 
     sampled: Sampled
     hidden: Any
@@ -111,8 +111,8 @@ class GraphPool:
     def __init__(
         self, max_num_seqs: int, max_num_tokens: int, *, drafts: bool = False, adapters: bool = False, pools: bool = False
     ) -> None:  # fmt: skip
-        """Choose the shapes to capture. `drafts`: also steps with drafts. `adapters`: each step with and without adapters,
-        so that steps without cost nothing extra. `pools`: no decodes, and no sampling."""
+        """Choose the shapes to capture. `drafts`: include steps with draft tokens. `adapters`: each shape with and without
+        adapters, so that steps without adapters cost nothing extra. `pools`: no decodes and no sampling."""
         self.pools = pools
         self._decodes = [] if pools else decode_sizes(max_num_seqs)
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
@@ -126,7 +126,7 @@ class GraphPool:
 
     @property
     def shapes(self) -> list[StepShape]:
-        """Return all shapes to capture, largest first."""
+        """All shapes to capture, the largest first."""
         decodes = [StepShape(size, size, True) for size in self._decodes]
         return sorted(
             (
@@ -139,8 +139,8 @@ class GraphPool:
 
     @property
     def first(self) -> list[StepShape]:
-        """Return the shapes to capture at start-up: powers of two tokens with the maximum number of rows, all shapes with
-        draft tokens, and the largest shape, whose memory the rest share."""
+        """Shapes to capture at start-up: powers of two tokens with the maximum number of rows, all shapes with draft tokens,
+        and the largest shape, whose memory the other graphs share."""
         max_rows = {shape.num_tokens: shape.num_rows for shape in self._mixed}  # the last shape of a size has most rows
 
         def is_first(shape: StepShape) -> bool:
@@ -151,10 +151,10 @@ class GraphPool:
         return [shape for shape in self.shapes if shape.drafts or is_first(shape)]
 
     def capture(self, shapes: Iterable[StepShape], compute: Compute) -> None:
-        """Capture the work that `compute` enqueues for each of `shapes`, and the drafter's.
+        """Capture the work that `compute` enqueues for each of `shapes`, and the drafter's work after it.
 
         One shape of each kind must have run before, so that compilation and allocation are done. `capture_next` captures the
-        remaining `self.shapes`."""
+        remaining shapes of `self.shapes` later."""
         self.memory = torch.cuda.graph_pool_handle()
         for shape in shapes:
             self._capture(shape, compute)
@@ -162,7 +162,7 @@ class GraphPool:
         self._uncaptured = dict.fromkeys(sorted(left, key=lambda shape: not shape.uniform), 0)  # decodes, then prompts
 
     def next_due(self, *, idle: bool) -> StepShape | None:
-        """Remove and return the next shape to capture, or None. While steps run, only shapes that many steps needed."""
+        """Remove and return the next shape to capture, or None. Unless `idle`, only return shapes that many steps have needed."""
         if self._due:
             shape = self._due.pop()
         elif idle and self._uncaptured:
@@ -173,8 +173,8 @@ class GraphPool:
         return shape
 
     def capture_late(self, shape: StepShape, compute: Compute) -> None:
-        """Capture a shape of `next_due`. No step may be enqueued meanwhile. If it fails, the error is raised and capturing
-        stops."""
+        """Capture a shape from `next_due`. No step may be enqueued at the same time. If this fails, no further graphs are
+        captured and the error is raised."""
         try:
             self._capture(shape, compute)
         except Exception:
@@ -197,7 +197,7 @@ class GraphPool:
         self._graphs[shape] = graph, Captured(sampled._replace(logits=_alias(sampled.logits)), _aliases(hidden))
 
     def clear(self) -> None:
-        """Drop all graphs and stop capturing: every step runs eagerly."""
+        """Drop all graphs and stop capturing. Every step then runs without a graph."""
         self._graphs.clear()
         self._following.clear()
         self._uncaptured.clear()
@@ -206,7 +206,7 @@ class GraphPool:
 
     @property
     def longest_drafted(self) -> int | None:
-        """Number of tokens of the longest captured step with draft tokens, or None."""
+        """Number of tokens of the longest captured step with draft tokens, or None if there is none."""
         return max((shape.num_tokens for shape in self._graphs if shape.drafts), default=None)
 
     @property
@@ -215,11 +215,11 @@ class GraphPool:
 
     @property
     def has_more(self) -> bool:
-        """True while shapes are left to capture."""
+        """True if shapes are left to capture."""
         return bool(self._uncaptured)
 
     def find(self, wanted: StepShape) -> StepShape | None:
-        """Return the smallest captured shape that fits `wanted`, at most twice the smallest that will be captured, or None."""
+        """Return the smallest captured shape that fits `wanted`, with at most twice the tokens of the best shape; or None."""
         fitting = self._fitting(wanted)
         best = next(fitting, None)
         if best is None or best in self._graphs:
@@ -244,7 +244,7 @@ class GraphPool:
                 self._due.append(shape)
 
     def replay(self, shape: StepShape) -> Captured:
-        """Enqueue a captured step on the current stream. The next replay overwrites its results."""
+        """Enqueue the captured step of `shape` on the current stream. The next replay overwrites its outputs."""
         graph, captured = self._graphs[shape]
         graph.replay()
         return captured
@@ -257,14 +257,14 @@ class GraphPool:
 
 
 class CapturedProposals:
-    """One kind of a drafter's rounds, captured by number of rows. `sizes`: ascending; fewer rows are padded."""
+    """Captured graphs of one kind of draft round. `sizes`: ascending numbers of rows. Rounds with fewer rows are padded."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def capture(self, one: Callable[[int], None], memory: Any) -> None:
-        """Capture the work that `one` enqueues for each number of rows, in the pool `memory` of graphs that run one at a time.
+        """Capture the work that `one` enqueues, for each number of rows. `memory`: memory pool of graphs that never run at once.
 
         `one` must have run before, so that nothing is left to compile."""
         for size in reversed(self._sizes):

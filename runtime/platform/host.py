@@ -1,4 +1,4 @@
-"""Free memory and number of cores of the host, from the kernel and the process's cgroup."""
+"""Free memory and number of cores of the host, as limited by the process's cgroup."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_host_bytes() -> int:
-    """Return the bytes that can be allocated without swapping, or the rest of the cgroup's limit if that is less."""
+    """Return the bytes that can be allocated without swapping, but at most what the cgroup's limit leaves."""
     fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
     free = int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else 8 << 30
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
@@ -23,12 +23,12 @@ def total_host_bytes() -> int:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use (Linux), or of all cores on other systems."""
+    """Return the number of cores that this process may use (Linux), or the number of all cores on other systems."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_nvidia_driver() -> bool:
-    """Return whether an NVIDIA driver is installed. torch decides whether there is a device."""
+    """Return True if an NVIDIA driver is installed. There may still be no usable device."""
     import ctypes  # most starts do not need it
 
     try:
@@ -39,7 +39,7 @@ def has_nvidia_driver() -> bool:
 
 
 def trim_heap() -> None:
-    """Return free memory of malloc to the system, which it would otherwise keep for each thread."""
+    """Return unused heap memory to the operating system. malloc would otherwise keep it for each thread."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc

@@ -1,7 +1,7 @@
-"""Platform: interface to one kind of device. Chosen once, by name, before anything is loaded.
+"""Platform: interface to one kind of device. It is chosen by name before anything is loaded.
 
-The two built-in platforms are named here. Others are entry points of the group `oneloop.platforms`: functions without
-arguments that return a platform, loaded only if --device names them. Torch is not imported before one is chosen."""
+There are two built-in platforms. Others are entry points of the group `oneloop.platforms`: functions without arguments that
+return a platform. They are loaded only if --device names them. Torch is not imported before a platform is chosen."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ Report = Callable[[LoadProgress], None]
 
 
 class DeviceMemory(NamedTuple):
-    """Memory of a device in bytes: free for this process, and total."""
+    """Memory of a device, in bytes. `free`: available to this process."""
 
     free: int
     total: int
 
 
 class Platform(Protocol):
-    """Kind of device. `name`: its --device name; `device`: torch's device type of its tensors.
+    """One kind of device. `name`: its value for --device. `device`: torch's device type of its tensors.
 
-    Methods are called in this order, on the thread that builds the engine and later works for it."""
+    Call the methods in this order, on the thread that builds the engine and later computes its steps."""
 
     @property
     def name(self) -> str: ...
@@ -49,48 +49,48 @@ class Platform(Protocol):
     def device(self) -> str: ...
 
     def missing(self) -> str | None:
-        """Return the reason why this machine has no such device, or None if it has one."""
+        """Return why this machine cannot use such a device, or None if it can."""
         ...
 
     def describe(self) -> str:
-        """Return a name of the device for users."""
+        """Return a text that names the device, for users."""
         ...
 
     def join(self, rank: HostRank) -> Peers:
-        """Return the collective operations of a rank, and make its device the thread's current one. Called first, on each
-        rank's own thread, by all at once."""
+        """Return the collective operations of `rank`, and make the rank's device the current one of this thread. Called first,
+        on the threads of all ranks at the same time."""
         ...
 
     def stage(self, ways: Ways, num_tensors: int, width: int, plan: EnginePlan) -> PipelineStage:
-        """Return a pipeline stage. Called on its own thread, which has joined, by all stages at once.
+        """Return a pipeline stage. Called on the stage's thread after `join`, for all stages at the same time.
 
-        It sends `num_tensors` tensors of `width` columns to the next stage."""
+        The stage sends `num_tensors` tensors of `width` columns to the next stage."""
         ...
 
     def use(self, device: int) -> None:
-        """Make device number `device`, counted from 0, the current one of this thread. Called for all but the first."""
+        """Make device number `device`, counted from 0, the current device of this thread. Not called for device 0."""
         ...
 
     def refuse(self, config: EngineConfig) -> None:
-        """Raise PlanError for an option that the platform does not support."""
+        """Raise PlanError if `config` has an option that the platform does not support."""
         ...
 
     def force_kernels(self, config: EngineConfig) -> None:
-        """Apply the kernel options to `ops`."""
+        """Apply the kernel options in `config` to `ops`."""
         ...
 
     def memory(self) -> DeviceMemory: ...
 
     def topology(self, devices: Sequence[int]) -> str:
-        """Return a one-line description of the connections of these devices, or ""."""
+        """Return a one-line description of the connections between `devices`, or "" if unknown."""
         ...
 
     def weights_bytes(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> int:
-        """Return the memory of the weights on the device. `stored_bytes`: size of the model's files, or None."""
+        """Return the bytes of the weights on the device. `stored_bytes`: size of the model's weight files, or None."""
         ...
 
     def plan(self, config: EngineConfig, spec: ModelSpec, stored_bytes: int | None) -> EnginePlan:
-        """Plan the engine before loading. `stored_bytes`: size of the files. Raises PlanError."""
+        """Plan the engine before loading. `stored_bytes`: size of the model's weight files, or None. Raises PlanError."""
         ...
 
     def compile_ahead(self, plan: EnginePlan) -> None:
@@ -98,28 +98,28 @@ class Platform(Protocol):
         ...
 
     def out_of_memory_is(self, option: str) -> AbstractContextManager[None]:
-        """Return a context that converts out-of-memory errors to a PlanError which names `option`, the setting to change."""
+        """Return a context manager that converts out-of-memory errors to a PlanError. `option`: what to change, for its message."""
         ...
 
     def build_runner(
         self, config: EngineConfig, plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker,
         report: Report,
     ) -> tuple[Runner, EnginePlan]:  # fmt: skip
-        """Return a warmed-up runner, and the final plan. Raises PlanError."""
+        """Return a runner that has been warmed up, and the final plan. Raises PlanError."""
         ...
 
     def first_items(self, encoder: Encoder, plan: EnginePlan) -> Sequence[Sequence[MediaItem]]:
-        """Return items with which to warm up an encoder, grouped by step; none if it needs no warm-up. Thread-safe; called
-        after a runner was built."""
+        """Return media items for warming up an encoder, grouped by step, or none. Thread-safe. Called after a runner has been
+        built."""
         ...
 
     def release_memory(self) -> None:
-        """Return unused memory of allocators to the system, after something large was freed. Thread-safe, at any time."""
+        """Return unused memory of allocators to the system, after something large was freed. Thread-safe; call it at any time."""
         ...
 
 
 def choose_platform(name: str) -> Platform:
-    """Return the platform of a name; "auto": CUDA if there is a device, else the CPU. Raises PlanError if it is unavailable."""
+    """Return the platform `name`. "auto" selects CUDA if available, else the CPU. Raises PlanError if it is unavailable."""
     if name == "auto":
         cuda = _load("cuda")
         return _load("cpu") if cuda.missing() else cuda

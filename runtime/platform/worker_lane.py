@@ -1,6 +1,6 @@
-"""WorkerLane: computes steps on one worker thread, for platforms where host and device are the same.
+"""WorkerLane: computes steps on one worker thread, for platforms whose device is the host.
 
-`beside` work uses threads of its own and the cores that a step leaves free: torch's own operators use one thread."""
+`beside` work runs on other threads, on cores that steps do not use. For it, torch's own operators use one thread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WorkerLane:
         return ids
 
     def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:
-        """Call `read` at once, since this runs on the computing thread."""
+        """Call `read` at once, since this runs on the worker thread. Return a function that returns its result."""
         value = read()
         return lambda: value
 

@@ -1,5 +1,5 @@
-"""Recorder: torch's profiler for all threads, and a sampler of one thread's Python stack. It blocks, so it has its own
-thread."""
+"""Recorder of profiles: torch's profiler for all threads, and samples of one thread's Python stack. It blocks, so it runs on
+its own thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.profiling.stacks import StackSampler
 
 
 class TorchRecorder:
-    """Recorder with torch's profiler. `device`: the device whose kernels are recorded in addition to CPU operators."""
+    """Recorder that uses torch's profiler. `device`: device whose kernels are recorded in addition to CPU operators."""
 
     def __init__(self, device: str) -> None:
         import torch

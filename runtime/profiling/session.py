@@ -1,6 +1,6 @@
-"""Profiling session: one profile at a time. It starts now or after some steps, and ends after some steps or when it is stopped.
+"""Profiling session: records one profile at a time. A profile starts and ends on request, or after a number of steps.
 
-A `Recorder` records, on its own thread. The methods here are called on the event loop."""
+A `Recorder` records on its own thread. The methods of `Profiling` are called on the event loop."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class Recorder(Protocol):
     """Recorder of one profile. Its methods block and are called from one thread."""
 
     def start(self, thread_id: int) -> None:
-        """Start recording. The Python stacks of thread `thread_id` are recorded too."""
+        """Start recording, including the Python stacks of thread `thread_id`."""
         ...
 
     def stop(self) -> None: ...
 
     def write(self, path: Path, steps: Sequence[StepRecord]) -> None:
-        """Write the trace to `path`, with `steps`, the steps that settled meanwhile."""
+        """Write the trace to `path`. `steps`: records of the steps that completed during the recording."""
         ...
 
 
 class Steps(Protocol):
-    """Records of an engine's settled steps."""
+    """Records of an engine's completed steps."""
 
     @property
     def num_steps(self) -> int: ...
 
     def steps(self, after: int) -> Sequence[StepRecord]:
-        """Return the records of steps after number `after` that are still stored."""
+        """Return the stored records of steps with numbers above `after`. Old records are no longer stored."""
         ...
 
 
 class _Profile:
-    """One profile. It starts after `delay` settled steps and ends after `num_steps` more; None: when it is stopped."""
+    """One profile. It starts after `delay` completed steps. It ends after `num_steps` more; None: when it is stopped."""
 
     def __init__(self, path: Path, delay: int, num_steps: int | None) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class _Profile:
 
 
 class Profiling:
-    """Profiles of an engine, one at a time. `make`: creates a recorder, on the recorder's thread."""
+    """Profiles of an engine, one at a time. `make`: function that creates a recorder, called on the recorder's thread."""
 
     def __init__(self, make: Callable[[], Recorder], steps: Steps) -> None:
         self._make = make
@@ -79,9 +79,9 @@ class Profiling:
         self._profile: _Profile | None = None  # the last one, until its file is requested
 
     async def start(self, path: Path, delay_steps: int, num_steps: int | None) -> None:
-        """Record a profile into `path`, after `delay_steps` settled steps. It ends after `num_steps` more; None: by `stop`.
+        """Record a profile to `path`, from `delay_steps` completed steps on, for `num_steps` steps (None: until `stop`).
 
-        Raises ProfileError if a profile is already being recorded, or if this one cannot start."""
+        Raises ProfileError if another profile is being recorded, or if this one cannot start."""
         if self._profile is not None and self._profile.task is not None and not self._profile.task.done():
             raise ProfileError("a profile is being recorded already; end it first")
         self._profile = profile = _Profile(path, delay_steps, num_steps)
@@ -94,7 +94,7 @@ class Profiling:
                 await self.stop()
 
     async def stop(self) -> Path:
-        """End the profile, unless it has already ended by itself, and return the path of its trace.
+        """Stop the profile, unless it has already ended, and return the path of its trace.
 
         Raises ProfileError if there is no profile, or if its trace could not be written."""
         profile = self._profile
@@ -110,7 +110,7 @@ class Profiling:
         return profile.path
 
     def settled(self) -> None:
-        """Count a settled step for the current profile, if any."""
+        """Count a completed step for the current profile, if any."""
         if self._profile is not None:
             self._profile.settled()
 

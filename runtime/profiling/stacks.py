@@ -1,8 +1,8 @@
-"""Stacks: samples the Python stack of a thread from another thread, as often as possible.
+"""Stacks: samples the Python stack of one thread from another thread, as often as possible.
 
-A sample costs the target thread only the GIL for some microseconds. Calls shorter than a sampling interval are missed; a
-call in two consecutive samples counts as continuous. The interpreter's switch interval is reduced meanwhile, so that short
-calls are seen, too. Standard library only."""
+A sample blocks the sampled thread for some microseconds, because it takes the GIL. Calls shorter than a sampling interval are
+missed. A call in two consecutive samples counts as continuous. The interpreter's switch interval is reduced while sampling, so
+that short calls are found too. Uses the standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DEPTH = 128
 
 
 class ObservedCall(NamedTuple):
-    """Call observed on the stack; times as of `time.time_ns`. `depth`: number of its enclosing calls."""
+    """Call that was observed on the stack. Times are those of `time.time_ns`. `depth`: number of calls around it."""
 
     name: str
     began_ns: int
@@ -29,7 +29,7 @@ class ObservedCall(NamedTuple):
 
 class StackSampler:
     def __init__(self, thread_id: int, period_s: float = PERIOD_S) -> None:
-        """Prepare to sample the stack of `thread_id` (see `threading.get_ident`) every `period_s` seconds."""
+        """Start to sample the stack of thread `thread_id` (see `threading.get_ident`) every `period_s` seconds."""
         self._thread_id = thread_id
         self._period_s = period_s
         self._samples: list[tuple[int, tuple[str, ...]]] = []
@@ -56,7 +56,7 @@ class StackSampler:
             del frame  # the frame would keep its local variables alive
 
     def _stack(self, frame: FrameType | None) -> tuple[str, ...]:
-        """Return the names of the stack's calls, the outermost call first."""
+        """Return the names of the functions on the stack, the outermost first."""
         found: list[str] = []
         while frame is not None and len(found) < MAX_DEPTH:
             code = frame.f_code
@@ -70,7 +70,7 @@ class StackSampler:
 
 
 def calls(samples: list[tuple[int, tuple[str, ...]]]) -> list[ObservedCall]:
-    """Join samples (time, stack) into calls. Consecutive samples share the calls of their common prefix."""
+    """Combine `samples` of (time, stack) into calls. A call continues while consecutive stacks begin with the same names."""
     found: list[ObservedCall] = []
     running: list[tuple[str, int]] = []  # call at each depth, with its start
     for at_ns, stack in samples:

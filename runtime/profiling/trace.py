@@ -1,4 +1,4 @@
-"""Trace: adds our own events to a file of torch's profiler in Chrome's trace format, and compresses it.
+"""Trace: adds this project's events to a trace file of torch's profiler (Chrome's trace format), and compresses it.
 
 The file is never parsed: it may have hundreds of megabytes, and parsing would block other threads."""
 
@@ -29,7 +29,7 @@ class NoTrace(ValueError):
 def write(
     path: Path, torch_trace: Path, calls: Sequence[ObservedCall], steps: Sequence[StepRecord], epoch_ns: int
 ) -> None:
-    """Write a gzipped trace to `path`. `epoch_ns`: wall time at zero of the monotonic clock, to place `steps`.
+    """Write a gzipped trace to `path`: `torch_trace`, `calls` and `steps`. `epoch_ns`: wall time at 0 of the monotonic clock.
 
     Raises OSError or NoTrace, without leaving a file."""
     beside = path.with_name(path.name + ".part")
@@ -53,7 +53,7 @@ def write(
 def _events(
     calls: Sequence[ObservedCall], steps: Sequence[StepRecord], epoch_ns: int, base_ns: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the trace's events. Times count from `base_ns`."""
+    """Yield the events of the trace. Their times count from `base_ns`."""
     yield _named("process_name", 0, {"name": "oneloop"})
     yield _named("process_sort_index", 0, {"sort_index": -1})
     yield _named("thread_name", PYTHON_TRACK, {"name": "event loop, Python (sampled)"})

@@ -1,1 +1,1 @@
-"""Speculative decoding: draft tokens of sequences, and how many are worth verifying in a step. See README.md."""
+"""Speculative decoding: makes draft tokens, and decides how many to verify in a step. See README.md."""

@@ -1,7 +1,8 @@
-"""Acceptance: the probability that the next draft token of a sequence is accepted, estimated from its last draft tokens.
+"""Acceptance: probability that the next draft token of a sequence is accepted, estimated from its recent draft tokens.
 
-Draft tokens are compared with the sampled tokens even if no step verified them, so the estimate stays current without device
-work while nothing is drafted. Recent ones have more weight. A new sequence starts with the average of all sequences."""
+Draft tokens are compared with the sampled tokens even if no step verified them. The estimate therefore stays current, without
+device work, while no drafts are verified. Recent draft tokens weigh more. A new sequence starts with the average of all
+sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _FIRST = 0.5  # initial average
 
 
 class Chances:
-    """Average acceptance probability, over all sequences, of a draft token whose predecessors were accepted."""
+    """Average probability, over all sequences, that a draft token is accepted if all draft tokens before it were."""
 
     def __init__(self) -> None:
         self.average = _FIRST
@@ -24,7 +25,7 @@ class Chances:
 
 
 class Acceptance:
-    """Acceptance probability of the draft tokens of one sequence."""
+    """Estimate of the acceptance probability of one sequence's draft tokens."""
 
     def __init__(self, chances: Chances) -> None:
         self._chances = chances
@@ -36,11 +37,11 @@ class Acceptance:
         return (self._right + _PRIOR * self._chances.average) / (self._num + _PRIOR)
 
     def guessed(self, guess: Several[int]) -> None:
-        """Store a draft of the next tokens, replacing any earlier one."""
+        """Store draft tokens of the next positions. They replace those stored before."""
         self._guess = [*guess]
 
     def gained(self, token_ids: Several[int]) -> None:
-        """Compare the stored draft with the sampled `token_ids`."""
+        """Compare the stored draft tokens with the sampled `token_ids`."""
         for token_id, guess in zip(token_ids, self._guess, strict=False):
             right = token_id == guess
             self._note(right)
@@ -50,7 +51,7 @@ class Acceptance:
         self._guess = self._guess[len(token_ids) :]
 
     def checked(self, num_guesses: int, num_right: int) -> None:
-        """Record that the first `num_right` of `num_guesses` draft tokens were accepted."""
+        """Record that a step verified `num_guesses` draft tokens and accepted the first `num_right` of them."""
         for _ in range(num_right):
             self._note(True)
         if num_right < num_guesses:
@@ -62,7 +63,7 @@ class Acceptance:
         self._chances.note(right)
 
     def num_worth(self, price: float, most: int) -> int:
-        """Return how many draft tokens, at most `most`, are all accepted with a probability of at least `price`."""
+        """Return the largest number, up to `most`, of draft tokens that are all accepted with a probability of at least `price`."""
         chance, num, all_right = self.chance, 0, 1.0
         while num < most:
             all_right *= chance

@@ -1,4 +1,4 @@
-"""SpeculativeConfig: options of speculative decoding, by vLLM's names. Standard library only: `--help` imports this module."""
+"""SpeculativeConfig: options of speculative decoding, with vLLM's names. Imports the standard library only, as `--help` uses it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _DEFAULT_OF_HEADS: Final = 3
 
 
 class LookupLengths(NamedTuple):
-    """Settings of n-gram lookup: minimum and maximum number of last tokens to look up, and the maximum length of the text."""
+    """Settings of n-gram lookup. `shortest`, `longest`: minimum and maximum length of the n-gram at the end of the text.
+    `max_model_len`: maximum length of the text, in tokens."""
 
     shortest: int
     longest: int
@@ -37,13 +38,13 @@ class LookupLengths(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Options of speculative decoding. Raises ValueError for invalid ones.
+    """Options of speculative decoding. Raises ValueError if they are invalid.
 
-    `num_speculative_tokens`: maximum draft tokens of a sequence in a step; `adaptive`: fewer, or none, if that is faster.
-    `prompt_lookup_*` (n-grams): number of last tokens to look up. `suffix_decoding_*` (suffix): maximum number of last
-    tokens, stored past answers, maximum draft tokens per matching token, and minimum probability that all are accepted.
-    `model` (draft_model, eagle, eagle3): name or path, as for `--model`. `synthetic_acceptance`: probability of accepting
-    draft tokens, to measure speed; answers are nonsense."""
+    `num_speculative_tokens`: maximum draft tokens of a sequence in a step. `adaptive`: use fewer or none if that is faster.
+    `prompt_lookup_*` (method ngram): minimum and maximum n-gram length. `suffix_decoding_*` (method suffix): maximum length of
+    a match, number of stored past answers, maximum draft tokens per matching token, and minimum probability that all are
+    accepted. `model` (draft_model, eagle, eagle3): name or path, as for `--model`. `synthetic_acceptance`: accept draft tokens
+    with this probability, to measure speed; answers are nonsense."""
 
     method: str
     num_speculative_tokens: int
@@ -59,7 +60,7 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, given: object) -> Self:
-        """Return the configuration of a JSON text or an object. Raises ValueError."""
+        """Return the configuration given as JSON text or as a mapping. Raises ValueError if it is invalid."""
         if isinstance(given, str):
             import json
 
@@ -73,7 +74,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Return the configuration of an object; keys with None are ignored. Raises ValueError."""
+        """Return the configuration given as a mapping. Keys whose value is None are ignored. Raises ValueError if it is invalid."""
         known = [field.name for field in fields(cls)]
         for key in given:
             if key not in known:
@@ -121,13 +122,13 @@ class SpeculativeConfig:
             raise ValueError(f"adaptive {self.adaptive!r} is neither true nor false")
 
     def where(self, *, on_device: bool) -> Self:
-        """Return the configuration with `ngram` replaced by `ngram_gpu` or `ngram_cpu`."""
+        """Return this configuration with the method `ngram` replaced by `ngram_gpu` if `on_device`, else by `ngram_cpu`."""
         if self.method != "ngram":
             return self
         return replace(self, method="ngram_gpu" if on_device else "ngram_cpu")
 
     def lookup(self, max_model_len: int) -> LookupLengths | None:
-        """Return the settings of n-gram lookup on the device, or None."""
+        """Return the settings of n-gram lookup on the device, or None if the method is another one."""
         if self.method != "ngram_gpu":
             return None
         return LookupLengths(self.prompt_lookup_min, self.prompt_lookup_max, max_model_len)
@@ -138,16 +139,16 @@ class SpeculativeConfig:
 
     @property
     def reads_predictions(self) -> bool:
-        """True if draft tokens are also taken from a request's prediction."""
+        """True if draft tokens may also come from a request's `prediction`."""
         return self.method == "suffix" or self.method in _LOOKUPS
 
     @property
     def follows(self) -> bool:
-        """True if the drafter has its own layers, which must compute every step of the model."""
+        """True if the drafter is a model or head, which must compute every token that the model computes."""
         return self.method in HEADS or self.method in WITH_MODEL
 
     def __str__(self) -> str:
-        """Return the method and its options for the log."""
+        """Return a description for the log: the method and its options."""
         length = "up to " if self.adaptive else ""
         by = self.method if self.model is None else f"{self.method} {self.model}"
         text = f"{by}, {length}{self.num_speculative_tokens} drafts of a sequence in a step"

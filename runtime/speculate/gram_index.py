@@ -1,8 +1,8 @@
-"""Gram index: earlier occurrences of short token runs in a growing text.
+"""Gram index: finds earlier occurrences of n-grams (short runs of tokens) in a growing text.
 
-An occurrence of an n-gram is stored as the number of tokens up to its end, where its continuation begins. The index maps an
-n-gram to its last occurrence, and each occurrence links to the previous one, as in an LZ compressor's window. A token costs
-one entry per n-gram size, regardless of the text's length, and a search costs one step per occurrence visited."""
+An occurrence is stored as a position: the number of tokens up to the end of the n-gram, where its continuation begins. The
+index maps an n-gram to its last position, and each position to the previous one of the same n-gram, as in an LZ compressor's
+window. A token costs one entry per n-gram size, regardless of the text's length. A search costs one step per position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PROMPT = 32_768  # last tokens of a prompt that are indexed, at some 300 byt
 
 
 class GramIndex:
-    """Index of a text's n-grams. `sizes`: lengths of the n-grams. `ids`: the text."""
+    """Index of a text's n-grams. `sizes`: lengths of the n-grams, in tokens. `ids`: the token ids of the text."""
 
     def __init__(self, *sizes: int) -> None:
         self.ids: list[int] = []
@@ -33,7 +33,7 @@ class GramIndex:
         self.ids += ids
 
     def index(self, most: int) -> int:
-        """Index up to `most` more positions in order, except the text's last one. Return the number of indexed positions."""
+        """Index up to `most` more positions in order, but not the text's end. Return the number of newly indexed positions."""
         first = self._num_indexed + 1
         end = min(len(self.ids), first + most)  # the last position is the n-gram to look up
         if first >= end:
@@ -52,7 +52,7 @@ class GramIndex:
         return end - first
 
     def places(self, last: tuple[int, ...]) -> Iterator[int]:
-        """Yield the positions after earlier occurrences of `last`, the latest first. Its length must be an indexed size."""
+        """Yield the positions after earlier occurrences of the n-gram `last`, the latest first. Its length must be in `sizes`."""
         earlier = self._earlier[len(last)]
         place = self._latest[len(last)].get(last, 0)
         while place:
@@ -60,12 +60,12 @@ class GramIndex:
             place = earlier[place]
 
     def places_of_end(self, text: GramIndex, size: int) -> Iterator[int]:
-        """Return the latest positions after occurrences of the last `size` tokens of `text`."""
+        """Yield the latest positions in this text after occurrences of the last `size` tokens of `text`."""
         last = tuple(text.ids[-size:])
         return islice(self.places(last), PLACES_LOOKED_AT) if len(last) == size else iter(())
 
     def match_length(self, place: int, text: list[int], most: int) -> int:
-        """Return how many tokens before `place` equal those at the end of `text`, up to `most`."""
+        """Return how many tokens before position `place` equal the tokens at the end of `text`, up to `most`."""
         ids, length, num = self.ids, 0, len(text)
         most = min(most, place, num)
         while length < most and ids[place - 1 - length] == text[num - 1 - length]:
@@ -74,7 +74,7 @@ class GramIndex:
 
 
 class GrowingTexts:
-    """Indexed text (prediction, prompt and output) of each sequence for which drafts are made. Indexed in pieces."""
+    """Indexed texts of decoding sequences (prediction, prompt and output). Long texts are indexed in pieces, over several steps."""
 
     def __init__(self, *sizes: int) -> None:
         self._sizes = sizes
@@ -84,7 +84,7 @@ class GrowingTexts:
         self._asked: set[int] = set()  # sequence numbers in this step; a repeated one starts the next step
 
     def caught_up(self, sequence: Sequence) -> GramIndex:
-        """Return the sequence's text after appending all newly known tokens."""
+        """Return the text of `sequence` after appending all tokens that became known since the last call."""
         number = sequence.number
         if number in self._asked:
             self._asked.clear()
@@ -104,10 +104,10 @@ class GrowingTexts:
         return text
 
     def index(self, text: GramIndex) -> None:
-        """Index more of `text`, within the limit of the step."""
+        """Index more of `text`, up to the limit of positions per step."""
         self._left -= text.index(self._left)
 
     def finished(self, sequence: Sequence) -> bool:
-        """Drop the text of the sequence. Return whether there was one."""
+        """Remove the text of `sequence`. Return False if it has none."""
         self._num_taken.pop(sequence.number, None)
         return self._texts.pop(sequence.number, None) is not None

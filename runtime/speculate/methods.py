@@ -1,4 +1,4 @@
-"""Methods: creates the proposer of a SpeculativeConfig. A new method is one line here."""
+"""Methods: table from the method of a SpeculativeConfig to its proposer. To add a method, add a line here."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
 def speculation_of(
     config: SpeculativeConfig, draft_share: float, follow_share: float = 0.0, longest: int | None = None
 ) -> Speculation:
-    """Return the speculation for `config`.
+    """Return the controller of speculative decoding for `config`.
 
-    `draft_share`: assumed cost of a draft token, in steps of one row. `follow_share`: assumed cost of running the draft
-    model or head after a step, in such steps. `longest`: maximum tokens of a step with draft tokens."""
+    `draft_share`: assumed cost of a draft token, in times of a step with one row. `follow_share`: assumed cost of running the
+    draft model or head after a step, in the same unit. `longest`: maximum number of tokens in a step with draft tokens."""
     config = config.where(on_device=False)
     cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:

@@ -1,7 +1,7 @@
-"""N-gram drafts (prompt lookup): tokens that followed an earlier occurrence of the last tokens, in prompt, prediction or
-output.
+"""N-gram drafts (prompt lookup): the tokens that followed an earlier occurrence of the text's last tokens. The text consists of
+the client's prediction, the prompt and the output.
 
-The longest match is used, and the latest of equally long ones; but matches in the client's prediction come first."""
+The longest match is used. Among equally long matches, those in the prediction come first, then the latest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.speculate.gram_index import BORDER, GramIndex, GrowingTexts
 
 
 class Ngram:
-    """Proposer that looks up the last `shortest` to `longest` tokens."""
+    """Proposer that looks up the text's last n tokens, for n from `shortest` to `longest`."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest = shortest
@@ -31,7 +31,7 @@ class Ngram:
         self._texts.finished(sequence)
 
     def _place(self, text: GramIndex, num_predicted: int) -> int:
-        """Return the position after the longest match of the last tokens, 0 for none. The text starts with the prediction."""
+        """Return the position after the longest match of the last tokens; 0 for none. `num_predicted`: length of the prediction."""
         best, best_length = 0, 0
         for size in dict.fromkeys((self._longest, self._shortest)):
             for place in text.places_of_end(text, size):
@@ -45,7 +45,7 @@ class Ngram:
 
 
 def _following(ids: list[int], place: int, most: int) -> list[int]:
-    """Return the `most` tokens from `place` on. If they reach the end of the text, the sequence is repeated."""
+    """Return the `most` tokens of `ids` from position `place` on. If the text ends before, repeat these tokens."""
     period = len(ids) - place
     found = ids[place : place + most] if period >= most else [ids[place + i % period] for i in range(most)]
     return found[: found.index(BORDER)] if BORDER in found else found

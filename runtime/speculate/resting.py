@@ -1,14 +1,14 @@
-"""Resting: pauses a draft model or head when draft tokens do not pay, and tracks the tokens that it has not computed.
+"""Resting: pauses a draft model or head while draft tokens do not pay, and records the tokens that it has not computed.
 
-A draft model or head must compute every token of the model before it can draft: it *follows* steps. If draft tokens do not pay,
-following only costs. So after some unprofitable steps of a size it rests in steps of that size, which then cost the same as
-without speculation. Since texts change, it follows again for a while after each rest, and rests grow longer. Some of these
-steps verify a few draft tokens even if they do not pay, to measure whether they would.
+A draft model or head must compute every token of the model before it can draft; this is called *following* a step. If draft tokens
+do not pay, following only costs time. After some unprofitable steps of a size, the drafter therefore rests in steps of that size,
+which then cost the same as without speculation. Since texts change, it follows again for a while after each rest, and rests grow
+longer. Some of these steps verify a few draft tokens even if they do not pay, to measure whether they would.
 
-A sequence that misses tokens from a rest has no draft tokens; nor has a sequence that reuses its blocks from the prefix
-cache. Blocks are tracked by id until they are reallocated. Once draft tokens pay, one sequence at a time may be recomputed
-from its first missing token, after steps without draft tokens have cost as much. So the total is at most twice the minimum.
-A prompt whose cached prefix misses tokens is computed from there as if uncached. Both are limited to `_ANEW` tokens."""
+After a rest, a sequence lacks draft KV of some tokens, and gets no draft tokens. The same holds for sequences that reuse its
+blocks from the prefix cache; such blocks are recorded by id. When draft tokens pay again, one sequence at a time may be
+recomputed from its first missing token, but only after missing drafts have cost as much time. The total cost is thus at most
+twice the minimum. A prompt whose cached prefix lacks draft KV is computed from there. Both are limited to `_ANEW` tokens."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _ANEW = 4096  # maximum number of recomputed tokens, since other requests wait
 
 
 class _Size:
-    """State of one step size. `num_refused`: steps that did not pay; `num_rests`, `num_rested`: rests, and steps in this
-    one."""
+    """State of one step size. `num_refused`: steps that did not pay. `num_rests`: number of rests. `num_rested`: steps in the
+    current rest."""
 
     def __init__(self) -> None:
         self.num_refused = self.num_rests = self.num_rested = 0
 
 
 class Resting:
-    """Controller of rests. `follows`: the drafter follows the step being scheduled, if any of its rows needs it.
-    `is_followed`: the step has such rows."""
+    """Controller of rests. `follows`: the drafter follows the step that is being scheduled if a row needs that. `is_followed`:
+    the step has such a row."""
 
     def __init__(self, speculation: Speculation, block_size: int = 1) -> None:
         self._speculation = speculation
@@ -51,7 +51,7 @@ class Resting:
     # --- sizes ----------------------------------------------------------------------------------------------------
 
     def follows_size(self, num_rows: int) -> bool:
-        """Return whether the drafter follows the next step, of `num_rows` rows."""
+        """Return True if the drafter follows the next step, which has `num_rows` rows."""
         size = self._size(num_rows)
         if not self._speculation.rests or size.num_refused < TRIED:
             return True
@@ -63,11 +63,11 @@ class Resting:
         return True
 
     def probes(self, num_rows: int) -> bool:
-        """Return whether the next step, of `num_rows`, makes some draft tokens even if they do not pay."""
+        """Return True if the next step should make some draft tokens even if they do not pay, to measure their acceptance."""
         return not self._speculation.paid and self._size(num_rows).num_refused % PROBE_EVERY in _PROBED
 
     def note(self, num_rows: int, *, pays: bool) -> None:
-        """Record whether draft tokens were expected to pay in a step of `num_rows`."""
+        """Record whether draft tokens were expected to pay in a step of `num_rows` rows."""
         size = self._size(num_rows)
         size.num_refused = max(0, size.num_refused + (-_PAID if pays else 1))
         if not size.num_refused:
@@ -79,13 +79,13 @@ class Resting:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def begin(self, num_running: int) -> None:
-        """Begin scheduling a step with `num_running` running sequences."""
+        """Begin to schedule a step, in which at most `num_running` sequences run."""
         self._num_running = num_running
         self.follows = self.follows_size(num_running)
         self.is_followed = False
 
     def advances(self, sequence: Sequence) -> None:
-        """Record that the step computes tokens of the sequence."""
+        """Record that the step being scheduled computes tokens of `sequence`."""
         if sequence.first_unfollowed >= 0:
             return
         if self.follows:
@@ -95,7 +95,7 @@ class Resting:
             self._some_lack = True
 
     def to_compute_anew(self, running: Several[Sequence]) -> Sequence | None:
-        """Return a running sequence whose missing draft KV is now worth recomputing, or None."""
+        """Return a running sequence that lacks draft KV and is now worth recomputing, or None."""
         if not (self._some_lack and self.follows):
             return None
         lacking = [
@@ -117,21 +117,21 @@ class Resting:
     # --- the prefix cache -----------------------------------------------------------------------------------------
 
     def remember(self, block_ids: Several[int]) -> None:
-        """Record prefix-cache blocks that lack draft KV of some tokens."""
+        """Record that the prefix-cache blocks `block_ids` lack draft KV of some tokens."""
         self._blocks.update(block_ids)
 
     def forget(self, block_ids: Several[int]) -> None:
-        """Record that blocks were reallocated, so they no longer lack draft KV."""
+        """Record that `block_ids` were reallocated, so they no longer count as lacking draft KV."""
         if self._blocks:
             self._blocks.difference_update(block_ids)
 
     def among(self, block_ids: Several[int]) -> list[int]:
-        """Return those of `block_ids` that lack draft KV."""
+        """Return the blocks among `block_ids` that lack draft KV."""
         return [block_id for block_id in block_ids if block_id in self._blocks] if self._blocks else []
 
     def first_of(self, num_entries: int, ids: Several[Several[int]], widths: Several[int]) -> int:
-        """Return the first token without draft KV in a prefix of `num_entries` entries, -1 if there is none. `ids`: blocks
-        of its last entries, for each group of layers; `widths`: blocks of an entry, for each group."""
+        """Return the first token without draft KV in a cached prefix of `num_entries` entries, or -1. `ids`: for each layer
+        group, block ids of the prefix's last entries. `widths`: for each layer group, number of blocks of an entry."""
         if not self._blocks:
             return -1
         found = []
@@ -143,7 +143,7 @@ class Resting:
         return min(found) * self._block_size if found else -1
 
     def is_computed_anew(self, sequence: Sequence, first_unfollowed: int) -> bool:
-        """Return whether a starting sequence recomputes its cached prefix from token `first_unfollowed` on."""
+        """Return True if a starting sequence should recompute its cached prefix from token `first_unfollowed` on."""
         if not self.follows or not self._may_have_drafts(sequence):
             return False
         return sequence.num_tokens - first_unfollowed <= _ANEW and self._speculation.gain(self._num_running + 1) > 0

@@ -1,8 +1,9 @@
-"""Scheduling of draft tokens: which sequences verify draft tokens in a step, and for which the device makes some after it.
+"""Scheduling of draft tokens: selects the sequences that verify draft tokens in a step, and those that get new ones after it.
 
-Draft tokens of the host continue known ids: if such a sequence has ids in flight, the step waits for them. Without draft
-tokens, steps are scheduled one ahead as usual. Draft tokens of the device need no wait: a row contains their number and has
-blocks for them, and the next step verifies them without the host. `Resting` decides in which steps the device makes them."""
+Draft tokens from the host continue known ids. If such a sequence has ids in flight, its next step waits for them; steps without
+draft tokens are scheduled one ahead as usual. Draft tokens from the device need no wait: a row states their number and has
+blocks for them, and the next step verifies them without the host. `Resting` decides after which steps the device makes draft
+tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from runtime.speculate.speculation import Speculation
 
 
 class DraftScheduling(Feature):
-    """Scheduling feature of draft tokens. `speculation`: chooses draft tokens and their number."""
+    """Scheduling feature for draft tokens. `speculation`: chooses the draft tokens, or only their number."""
 
     looks_ahead = True
 
@@ -48,8 +49,8 @@ class DraftScheduling(Feature):
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Decide whether the drafter follows the next step. If so, a sequence with missing tokens may be recomputed if no
-        request waits."""
+        """Decide whether the drafter follows the next step. If it does and no request waits, one sequence that lacks draft KV
+        may be recomputed."""
         if not self.speculation.on_device:
             return
         running = self.scheduler.running
@@ -72,8 +73,8 @@ class DraftScheduling(Feature):
         return bool(self.drafts) or self.speculation.on_device
 
     def _find(self, wanted: list[int], room: int) -> dict[int, tuple[int, ...]] | None:
-        """Return draft tokens for decodes by sequence number, at most `room` in total. None if a sequence must wait for its
-        ids in flight before it can draft. With drafts on the device, such a sequence alone waits: it gets 0 in `wanted`."""
+        """Return the host's draft tokens of decodes by sequence number, at most `room` in total. If a sequence must wait for
+        its ids in flight, return None, or with drafts on the device set only its entry of `wanted` to 0."""
         running = self.scheduler.running
         most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
         for sequence, num_wanted in zip(running, wanted, strict=True):
@@ -104,12 +105,13 @@ class DraftScheduling(Feature):
         return drafts
 
     def _takes_drafts(self, sequence: Sequence) -> bool:
-        """Return whether the sequence may have draft tokens. Sequences with recurrent states and masks have none, because
-        late masks drop draft tokens that the states have included."""
+        """Return True if the sequence may have draft tokens. With recurrent states and masks it may not, because a late mask
+        drops draft tokens that the states already include."""
         return sequence.takes_drafts and not (self.has_states and sequence.has_matchers)
 
     def _proposals(self, wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
-        """Return the number of draft tokens to make after the step, by sequence number. `drafts`: those that the step verifies.
+        """Return how many draft tokens the device makes after the step, by sequence number. `drafts`: those that the step
+        verifies.
 
         Sequences whose draft tokens must be on the host get none: their masks would depend on ids that are on the device."""
         most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
@@ -130,7 +132,7 @@ class DraftScheduling(Feature):
         return nums
 
     def decided(self, rows: Several[ScheduledRow]) -> None:
-        """Record that all rows lack the draft KV of this step, if no row in it needs the drafter to follow."""
+        """Record that all rows of a step lack draft KV of its tokens, if the drafter does not follow the step."""
         if not self.resting.follows or self.resting.is_followed:
             return
         starts = {row.number: row.start for row in rows}
@@ -178,7 +180,7 @@ class DraftScheduling(Feature):
 
 
 class _Drafts(Claim):
-    """Claim of a sequence with draft tokens. `copy`: copy of its recurrent states while a step verifies draft tokens."""
+    """Hooks for a sequence with draft tokens. `copy`: copy of its recurrent states while a step verifies draft tokens."""
 
     __slots__ = ("_feature", "_found", "_sequence", "_speculation", "_stale", "copy")
     learns = True
@@ -215,7 +217,7 @@ class _Drafts(Claim):
         return draft_ids if draft_ids and self._has_blocks(num_tokens + len(draft_ids)) else ()
 
     def _has_blocks(self, num_tokens: int) -> bool:
-        """Return whether `num_tokens` more tokens, and a copy of the states, fit in free blocks."""
+        """Return True if the free blocks suffice for `num_tokens` more tokens and a copy of the recurrent states."""
         blocks = self._feature.scheduler.blocks
         missing = blocks.num_missing(self._sequence, self._sequence.num_computed_tokens + num_tokens)
         if self._feature.has_states:
@@ -238,13 +240,14 @@ class _Drafts(Claim):
         return row._replace(num_proposed=num) if num else row
 
     def lacks_from(self, start: int) -> None:
-        """Record that the drafter lacks tokens from `start` on, or from earlier if draft tokens in flight are rejected."""
+        """Record that draft KV is missing from token `start` on, or from an earlier token if draft tokens in flight are
+        rejected."""
         if self._sequence.first_unfollowed < 0:
             self._sequence.first_unfollowed = max(0, start - self._sequence.num_in_flight)
             self.registered(0)
 
     def registered(self, first_entry: int) -> None:
-        """Record the prefix-cache entries, from `first_entry` on, that lack draft KV of some tokens."""
+        """Record which prefix-cache entries of the sequence, from number `first_entry` on, lack draft KV of some tokens."""
         sequence, cache = self._sequence, self._feature.scheduler.blocks.cache
         if sequence.first_unfollowed < 0:
             return

@@ -1,10 +1,10 @@
-"""Speculation: selects the draft tokens of a step from a proposer's drafts, and records their acceptance.
+"""Speculation: selects draft tokens for a step, and records their acceptance.
 
-Drafts pay if they increase tokens per second. The price of a draft token is the step time that it adds, in tokens that the
-step would gain in that time. A sequence gets the drafts whose acceptance probability exceeds that price. The step has drafts
-only if all of them together raise the rate. Costs are learned from steps (`VerificationCost`), and probabilities from drafts
-(`Acceptance`), verified or not: where drafts do not pay, some are made occasionally for comparison only. Some steps that
-could have drafts run without, to keep the baseline time current. No clock, no tensors, no blocks."""
+Draft tokens pay if they increase tokens per second. The price of a draft token is the step time that it adds, expressed as the
+number of tokens generated in that time. A sequence gets draft tokens whose acceptance probability exceeds the price. A step has
+draft tokens only if all of them together raise the rate. Costs are learned from steps (`VerificationCost`), probabilities from
+drafts (`Acceptance`), whether verified or not. Where drafts do not pay, some are made for comparison only. Some steps that
+could have drafts run without, to keep the baseline time current. Uses no clock, tensors or blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PRIOR = 10.0  # weight of the initial ratio of 1, in draft tokens
 
 
 def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
-    """Return up to `most` ids that the sequence's matchers force after the tokens that are known or in flight."""
+    """Return up to `most` token ids that the sequence's matchers force after the tokens that are known or in flight."""
     if sequence.forced is None:
         return ()
     first = sequence.num_output_tokens + sequence.num_in_flight - sequence.forced.start
@@ -36,8 +36,8 @@ def forced_ids(sequence: Sequence, most: int) -> tuple[int, ...]:
 class Speculation:
     """Speculative decoding with draft tokens from the host.
 
-    `most`: maximum draft tokens of a sequence in a step. `cost` None: always use the maximum. `compares`: unverified drafts
-    are compared with the sampled tokens; False if acceptance is synthetic. `longest`: maximum tokens of a step with drafts."""
+    `most`: maximum draft tokens of a sequence in a step. `cost`: if None, always use the maximum. `compares`: compare
+    unverified drafts with sampled tokens; False if acceptance is synthetic. `longest`: maximum tokens of a step with drafts."""
 
     on_device = False
     rests = False  # whether making draft tokens costs time in every step, which can be paused if they do not pay
@@ -65,9 +65,9 @@ class Speculation:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def guesses(self, could_draft: Several[tuple[Sequence, int]], num_rows: int) -> dict[int, tuple[int, ...]]:
-        """Return draft tokens for a step of `num_rows`, by sequence number, each at most as long as its limit in `could_draft`.
+        """Return draft tokens for a step of `num_rows` rows, by sequence number. `could_draft`: (sequence, maximum number).
 
-        Forced ids are always included: as rows of later steps they would cost the same, and their row waits for masks."""
+        Forced ids are always included. They cost the same as in later steps, and their row would have to wait for masks."""
         certain = {
             sequence.number: ids
             for sequence, most in could_draft
@@ -107,25 +107,25 @@ class Speculation:
     def to_propose(
         self, could_draft: Several[tuple[Sequence, int]], num_rows: int, *, probes: bool = False
     ) -> dict[int, int]:
-        """Return the number of draft tokens that the device makes after the next step, by sequence number."""
+        """Return the number of draft tokens that the device makes after the next step, by sequence number; {} for host drafts."""
         return {}
 
     def is_on_host(self, sequence: Sequence) -> bool:
-        """Return whether the host makes the sequence's draft tokens."""
+        """Return True if the draft tokens of `sequence` are made on the host."""
         return True
 
     def _room(self, num_rows: int) -> int:
-        """Return the maximum number of draft tokens in a step of `num_rows`."""
+        """Return the maximum number of draft tokens in a step of `num_rows` rows."""
         return num_rows * self._most if self._longest is None else max(0, self._longest - num_rows)
 
     def _cost_of(self, num_rows: int) -> Cost | None:
-        """Return the cost of draft tokens in a step of `num_rows`; None until such a step without draft tokens was observed."""
+        """Return the cost of draft tokens in a step of `num_rows` rows. None until such a step without draft tokens was timed."""
         assert self._cost is not None
         self._num_asked += 1
         return self._cost.of(num_rows)
 
     def _pays(self, cost: Cost, gain: float, num_drafts: int, num_rows: int) -> bool:
-        """Return whether `num_drafts` draft tokens, with `gain` expected to be accepted, increase tokens per second."""
+        """Return True if `num_drafts` draft tokens increase tokens per second. `gain`: expected number of accepted tokens."""
         rate = (1 + gain * self._calibration / num_rows) / (1 + cost.any + cost.each * num_drafts)
         self.paid = num_drafts > 0 and rate >= WORTH_WHILE
         self._num_drafted += self.paid
@@ -134,7 +134,7 @@ class Speculation:
     # --- what is known --------------------------------------------------------------------------------------------
 
     def gain(self, num_rows: int) -> float:
-        """Return the relative gain in tokens per second if all `num_rows` rows had draft tokens; 0 if they do not pay."""
+        """Return the relative gain in tokens per second if all `num_rows` rows have draft tokens; 0 if they do not pay."""
         cost = None if self._cost is None else self._cost.of(num_rows)
         if cost is None:
             return 0.0
@@ -144,7 +144,7 @@ class Speculation:
         return rate - 1 if rate >= WORTH_WHILE else 0.0
 
     def steps_to_compute(self, num_tokens: int) -> float:
-        """Return the assumed time to recompute `num_tokens`, in steps of one row; 0 if costs are not weighed."""
+        """Return the assumed time to recompute `num_tokens` tokens, in times of a step with one row; 0 without learned costs."""
         return 0.0 if self._cost is None else self._cost.draft_share * num_tokens
 
     def _row(self, sequence: Sequence) -> Acceptance:
@@ -158,13 +158,13 @@ class Speculation:
 
     @property
     def _calibration(self) -> float:
-        """Ratio of accepted to expected draft tokens, below 1 since drafts are chosen where estimates are too high."""
+        """Ratio of accepted to expected draft tokens. It is below 1, because drafts are chosen where estimates are too high."""
         return (self._were_right + _PRIOR) / (self._expected + _PRIOR)
 
     # --- afterwards -----------------------------------------------------------------------------------------------
 
     def settled(self, sequence: Sequence, num_drafts: int, token_ids: Several[int]) -> None:
-        """Record that a step verified `num_drafts` draft tokens and yielded `token_ids`, not yet added to the sequence."""
+        """Record that a step verified `num_drafts` draft tokens and produced `token_ids`, not yet added to the sequence."""
         row = self._rows.get(sequence.number)
         if row is not None:
             if num_drafts:
@@ -190,8 +190,8 @@ class Speculation:
         self._proposer.finished(sequence)
 
     def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
-        """Learn from the step of `batch`, which ended `step_s` seconds after the previous one, unless it has prompts or late
-        masks."""
+        """Learn from the step of `batch`, which ended `step_s` seconds after the previous step. Steps with prompts or late
+        masks are ignored."""
         if self._cost is None:
             return
         num_drafts = 0
@@ -209,15 +209,15 @@ class Speculation:
 
 
 class DeviceSpeculation(Speculation):
-    """Speculative decoding with draft tokens made on the device after a step (`runtime/runner/drafter.py`). The next step
+    """Speculative decoding with draft tokens that the device makes after a step (`runtime/runner/drafter.py`). The next step
     verifies all of them.
 
     The host chooses the number of draft tokens and gets their ids after verification, so steps are launched one ahead as usual.
-    Costs are learned from steps that both verify and make draft tokens, or do neither.
+    Costs are learned only from steps that both verify and make draft tokens, and from steps that do neither.
 
-    The host's `proposer` drafts for sequences with matchers, whose masks need the ids, and for those with a prediction if
-    `predictions`. Its drafts continue settled ids, so the sequence skips steps until its ids in flight have settled. It does
-    so only if that gains more than the one token lost. `rests`: see `Resting`."""
+    The host's `proposer` drafts for sequences with matchers, whose masks need the ids. If `predictions`, it also drafts for
+    sequences with a prediction. Its drafts continue ids that the host has, so the sequence skips steps until its ids in flight
+    arrive. It does so only if that gains more than the one token lost. `rests`: see `Resting`."""
 
     on_device = True
 
@@ -264,7 +264,7 @@ class DeviceSpeculation(Speculation):
     def to_propose(
         self, could_draft: Several[tuple[Sequence, int]], num_rows: int, *, probes: bool = False
     ) -> dict[int, int]:
-        """Return the number of draft tokens to make after the next step, by sequence number, limited by `could_draft`.
+        """Return how many draft tokens to make after the next step, by sequence number. `could_draft`: (sequence, maximum number).
 
         `probes`: make some even if they do not pay, because device drafts are measured only when a step verifies them."""
         if self._cost is None:

@@ -1,10 +1,10 @@
-"""Suffix decoding: continues the longest match of the last tokens in this text or in past answers, by frequency (Oliaro et al.,
+"""Suffix decoding: drafts the tokens that most often followed the last tokens, in this text or in past answers (Oliaro et al.,
 "SuffixDecoding", arXiv 2411.04975).
 
-The paper counts in suffix trees. Here the most recent occurrences of the last tokens vote on the next token, weighted by the
-length of the match: the same frequencies over recent text, in a few integers per token. The share of votes is the draft's
-probability, so repetitive text gets many drafts and new text none. Past answers are separated by cache salt, since the speed
-of an answer reveals the answers of other clients."""
+The paper counts in suffix trees. Here, recent occurrences of the last tokens vote on the next token, weighted by the length of
+the match. The result is the same frequencies over recent text, in a few integers per token. The share of votes is the draft's
+probability, so repetitive text gets many drafts and new text none. Past answers are separated by cache salt, because the speed
+of an answer could reveal answers to other clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_PAST_TOKENS = 131_072  # of all past answers, about 300 bytes each
 
 
 class _Place(NamedTuple):
-    """Match in a text. `length`: tokens before `place` that equal the end of the current text."""
+    """Match in a text. `place`: position after the match. `length`: number of matching tokens before `place`."""
 
     text: GramIndex
     place: int
@@ -29,10 +29,10 @@ class _Place(NamedTuple):
 
 
 class Suffix:
-    """Proposer that continues matches in this text and in past answers by weighted votes.
+    """Proposer that drafts by weighted votes of matches in this text and in past answers.
 
-    `depth`: maximum number of last tokens to compare; `max_answers`: stored past answers; `factor`: maximum draft tokens per
-    matching token; `min_probability`: minimum probability that all are accepted."""
+    `depth`: maximum length of a match. `max_answers`: maximum number of stored past answers. `factor`: maximum draft tokens per
+    matching token. `min_probability`: minimum probability that all draft tokens are accepted."""
 
     def __init__(self, depth: int, max_answers: int, factor: float, min_probability: float) -> None:
         self._depth = depth
@@ -90,7 +90,8 @@ class Suffix:
 
 
 class PastAnswers:
-    """The latest answers by cache salt, at most `max_answers` and `max_tokens` in total, with LRU eviction of salts."""
+    """Latest answers of all cache salts, at most `max_answers` and `max_tokens` in total. The least recently used salt is
+    evicted."""
 
     def __init__(self, max_answers: int, max_tokens: int = MAX_PAST_TOKENS) -> None:
         self._max_answers = max_answers
@@ -106,7 +107,7 @@ class PastAnswers:
         return sum(owner.num_answers for owner in self._owners.values())
 
     def of(self, salt: str | None) -> Several[GramIndex]:
-        """Return the texts of past answers."""
+        """Return the texts of past answers with the cache salt `salt`."""
         owner = self._owners.get(salt)
         if owner is None:
             return ()
@@ -126,8 +127,8 @@ class PastAnswers:
 
 
 class _Generations:
-    """The answers of one salt in two texts: a new one that grows, and an old one that is dropped as a whole. Each has at
-    most `max_answers` and `max_tokens`."""
+    """Answers of one cache salt in two texts: a young text that grows, and an old text that is dropped as a whole. Each
+    contains at most `max_answers` answers and `max_tokens` tokens."""
 
     def __init__(self, max_answers: int, max_tokens: int) -> None:
         self._max_answers = max_answers
@@ -147,7 +148,7 @@ class _Generations:
         return [self._young] if self._old is self._young else [self._young, self._old]
 
     def add(self, ids: Several[int]) -> None:
-        """Store an answer, or the end of a very long one."""
+        """Store the answer `ids`; of a very long answer, only its end."""
         ids = (*ids[1 - self._max_tokens :], BORDER)
         if self._num_young == self._max_answers or len(self._young) + len(ids) > self._max_tokens:
             self._old, self._num_old = self._young, self._num_young

@@ -1,9 +1,9 @@
-"""Verification cost: time that draft tokens add to a step, relative to steps without them, learned from past steps. No clock.
+"""Verification cost: time that draft tokens add to a step, relative to a step without them. Learned from past steps.
 
-It is learned by number of rows, in powers of two. With few rows a draft is nearly free, since the weights are read anyway;
-with many rows it costs as much as a row. Each size has the time of steps without draft tokens, and least-squares estimates
-of two costs: of having any (the previous step must settle first, or a draft model must follow), and of each one. Recent
-steps weigh more, and the initial assumptions weigh as much as a few steps."""
+The cost is learned by number of rows, in powers of two. With few rows a draft token is nearly free, since the weights are read
+anyway; with many rows it costs as much as a row. For each size, the time of steps without draft tokens is stored. Least squares
+estimate two costs. A step with draft tokens costs more because the previous step's results or a draft model are needed first.
+Each draft token costs more. Recent steps weigh more, and the initial assumptions weigh as much as a few steps. Reads no clock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PRIOR_ANY, _PRIOR_EACH = 0.5, 4.0  # weights of the assumptions: in steps, and 
 
 
 class Cost(NamedTuple):
-    """Costs relative to a step without draft tokens: of having any, and of each."""
+    """Costs relative to a step without draft tokens. `any`: of a step with draft tokens. `each`: of each draft token."""
 
     any: float
     each: float
 
 
 class _Size:
-    """State of one step size. `plain_s`: time of a step without draft tokens. `followed`: whether a draft model followed it."""
+    """State of one step size. `plain_s`: seconds of a step without draft tokens. `followed`: a draft model ran after it."""
 
     def __init__(self, assumed: Cost, plain_s: float, *, followed: bool) -> None:
         self.cost = assumed
@@ -62,8 +62,8 @@ class _Size:
 class VerificationCost:
     """Cost of draft tokens by number of rows.
 
-    `draft_share`: assumed cost of a draft token, in steps of one row. `follow_share`: assumed cost of following a step,
-    until a step without following was observed."""
+    `draft_share`: assumed cost of a draft token, in times of a step with one row. `follow_share`: assumed cost of following a
+    step (see `Resting`), used until a step without following was observed."""
 
     def __init__(self, draft_share: float, follow_share: float = 0.0) -> None:
         self.draft_share = draft_share
@@ -71,12 +71,12 @@ class VerificationCost:
         self._sizes: dict[int, _Size] = {}  # by the bit length of a number of rows
 
     def of(self, num_rows: int) -> Cost | None:
-        """Return the cost for `num_rows`, or None until a step of a similar size without draft tokens was observed."""
+        """Return the cost for `num_rows` rows, or None until a step of similar size without draft tokens was observed."""
         size = self._sizes.get(num_rows.bit_length())
         return None if size is None else size.cost
 
     def learn(self, num_rows: int, num_drafts: int, took_s: float, *, followed: bool = False) -> None:
-        """Learn from a step of `num_rows` without prompts that took `took_s` seconds, including the wait before it."""
+        """Learn from a step of `num_rows` rows, without prompts, that took `took_s` seconds, including the wait before it."""
         if not took_s:
             return  # shorter than the clock's resolution
         if followed and not num_drafts:
@@ -88,6 +88,6 @@ class VerificationCost:
             self._sizes[num_rows.bit_length()] = _Size(self.assumed(num_rows), took_s, followed=followed)
 
     def assumed(self, num_rows: int) -> Cost:
-        """Return the assumed cost: a draft token costs as much as a row."""
+        """Return the cost assumed at start-up: a draft token costs as much as a row."""
         share = min(self.draft_share, _MOST_ASSUMED)
         return Cost(_ASSUMED_SHARE, share / (1 + share * (num_rows - 1)))

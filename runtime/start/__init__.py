@@ -1,7 +1,7 @@
-"""Start-up: creates a running Engine from an EngineConfig and model files. All parts of the runtime are connected here.
+"""Start-up: creates a running Engine from an EngineConfig and model files. It connects all objects of the runtime.
 
-Importing torch, reading weights and the first steps run on a worker thread; on a CPU it is the thread that will compute. The
-event loop answers /health meanwhile."""
+Imports of torch, loading of weights and first steps run on a worker thread. On a CPU the same thread later computes the steps.
+Meanwhile the event loop answers /health."""
 
 from runtime.start.plan import SharedDevice, outline_model, plan_engine
 from runtime.start.replicas import start_engine, start_replicas

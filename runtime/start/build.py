@@ -1,4 +1,4 @@
-"""Creation of the runner of one rank, and of its scheduler."""
+"""Creation of the runner and the scheduler of one rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MORE_ADAPTERS_READY = 8  # in addition to those in slots, so that adapters can 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """The parts of an Engine, before it has an event loop."""
+    """Objects of an Engine, created before it runs on an event loop."""
 
     scheduler: Scheduler
     runner: Runner
@@ -53,7 +53,7 @@ class EngineParts:
 
 
 class Running(NamedTuple):
-    """A loaded model whose runner has been warmed up."""
+    """A model that has been loaded, with its runner, which has been warmed up."""
 
     plan: EnginePlan
     model: Model
@@ -61,7 +61,7 @@ class Running(NamedTuple):
     runner: Runner
 
     def assembled(self, cache_key: bytes | None, shards: Sequence[Model] = ()) -> EngineParts:
-        """Add a scheduler. `shards`: the models of all ranks; `model` is the first of them."""
+        """Create a scheduler and return all objects. `shards`: models of all ranks; `model` is the first of them."""
         import ops
 
         parts = assemble(*self, cache_key=cache_key, shards=shards)
@@ -74,14 +74,14 @@ def build_alone(
     config: EngineConfig, files: ModelFiles, worker: Worker, report: Report, draft: ModelFiles | None,
     device: SharedDevice,
 ) -> Running:  # fmt: skip
-    """Plan, load and warm up a model of one rank, on the thread that will compute."""
+    """Plan, load and warm up a model that has one rank. Called on the thread that will compute its steps."""
     planned = plan_engine(config, files, report, draft, device)
     planned.platform.compile_ahead(planned.plan)
     return build_rank(planned, files, worker, report, draft)
 
 
 async def encode_first_items(running: Running, platform: Platform, report: Report) -> None:
-    """Compile and capture the encoder by encoding its largest items. A failure is only logged."""
+    """Encode the largest media items, to compile and capture the encoder. Errors are only logged."""
     plan, model = running.plan, running.model
     if model.encoder is None:
         return
@@ -106,7 +106,7 @@ def build_rank(
     planned: Planned, files: ModelFiles, worker: Worker, report: Report, draft: ModelFiles | None,
     rank: HostRank | None = None,
 ) -> Running:  # fmt: skip
-    """Load the model, or `rank`'s shard of it, and warm it up, on the thread that will compute."""
+    """Load and warm up the model, or the shard of `rank`. Called on the thread that will compute its steps."""
     platform = planned.platform
     with platform.out_of_memory_is("the model needs a larger device, or a smaller dtype"):
         peers = None if rank is None else platform.join(rank)
@@ -121,7 +121,7 @@ def build_rank(
 
 
 def _of_rank(planned: Planned, worker: RankWorker) -> Planned:
-    """Return the plan of the worker's shard, and create its stage if there are several. Its rank must have joined."""
+    """Return the plan of the worker's shard, and create its pipeline stage if there are several. Its rank must have joined."""
     ways, plan = worker.ways, planned.plan
     spec = parts_of(planned.config, planned.whole, worker.rank.number)[worker.stage_number]
     # Other processes have planned with their hosts' memory.
@@ -139,7 +139,7 @@ def _loaded(
     planned: Planned, files: ModelFiles, report: Report, draft: ModelFiles | None, peers: Peers | None = None,
     stage: StageIO | None = None,
 ) -> Model:  # fmt: skip
-    """Load the model, and the draft model if there is one, with the same dtype and maximum length."""
+    """Load the model. If there is a draft model, load it with the same dtype and maximum length."""
     from runtime.models.adapters import AdapterRoom
     from runtime.models.decoder import Decoder
     from runtime.models.load import load_draft_head
@@ -190,7 +190,7 @@ def assemble(
     plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], runner: Runner, cache_key: bytes | None = None,
     shards: Sequence[Model] = (),
 ) -> EngineParts:  # fmt: skip
-    """Return the scheduler and the facts about a model with `runner`. `shards`: see `Running.assembled`."""
+    """Create the scheduler and the description of a model, and return them with `runner`. `shards`: see `Running.assembled`."""
     limits = SchedulerLimits(
         plan.max_num_seqs, plan.max_num_batched_tokens, eos_token_ids, in_one_step=plan.layout.in_one_step
     )
@@ -249,7 +249,7 @@ def model_info(plan: EnginePlan, model: Model, eos_token_ids: frozenset[int]) ->
 
 
 def timed(report: Report) -> Report:
-    """Return a report that also logs the duration of each phase when the next one begins."""
+    """Return a function that calls `report` and logs the duration of each phase when the next one begins."""
     began_s, running = time.monotonic(), ""
 
     def timed(progress: LoadProgress) -> None:

@@ -1,4 +1,4 @@
-"""Planning: determines the model, its device and the values of its options from the model's files. Loads no weights."""
+"""Planning: selects the model class, the device and the values of options from the model's files. Loads no weights."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ log = logging.getLogger("oneloop.start")
 
 
 class SharedDevice:
-    """The platform and the computing thread that several engines of a process share.
+    """Platform and worker thread that several engines of a process share.
 
-    The platform plans each engine's memory with what earlier engines have allocated. `first`: number of the device, or of
-    the first device of a model on several."""
+    The platform plans each engine's memory after subtracting what earlier engines have allocated. `first`: number of the
+    device, or of the first device of a model on several devices."""
 
     def __init__(self, first: int = 0, beside: SharedDevice | None = None) -> None:
-        """Create a device with number `first`. `beside`: a device whose platform is used."""
+        """Create a device with number `first`. `beside`: another device whose platform object is used too."""
         self.first = first
         self._beside = beside
         self._worker: Worker | None = None
@@ -46,7 +46,7 @@ class SharedDevice:
         self._replicas: dict[int, SharedDevice] = {}
 
     def worker(self) -> Worker:
-        """Return the thread for one more engine; a new one if no engine uses the last one. Needs a running event loop."""
+        """Return the worker thread for one more engine; a new one if the last one has no users. Requires a running event loop."""
         if self._worker is None or not self._worker.num_users:
             self._worker = Worker()
         else:
@@ -61,7 +61,7 @@ class SharedDevice:
         return self._platform
 
     def of_replica(self, number: int, size: int) -> SharedDevice:
-        """Return the device of replica `number` of a model that runs on `size` devices."""
+        """Return the device of replica `number`. Each replica runs on `size` devices."""
         if not number:
             return self
         return self._replicas.setdefault(number, SharedDevice(self.first + number * size, self))
@@ -69,7 +69,7 @@ class SharedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan of a model, before its weights are loaded."""
+    """Plan of a model before its weights are loaded."""
 
     config: EngineConfig  # including what the model's files add
     spec: ModelSpec  # of the largest part, if the model is split
@@ -79,14 +79,14 @@ class Planned:
     weights_bytes: int
 
     def kernels(self) -> list[str]:
-        """Return a line for each operation: its default kernel, and the reason why no faster one is used."""
+        """Return a line for each operation: its default kernel, and why a faster one is not used."""
         import ops
 
         return ops.describe()
 
 
 def outline_model(config: EngineConfig, files: ModelFiles) -> ModelOutline:
-    """Describe a model from its configuration alone. Raises UnsupportedModel."""
+    """Describe a model from its configuration files alone. Raises UnsupportedModel."""
     add_plugins(config.model_plugins)
     spec = describe(files.config, config.model_impl, files.modules)
     return ModelOutline(
@@ -103,9 +103,9 @@ def plan_engine(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
     device: SharedDevice | None = None,
 ) -> Planned:  # fmt: skip
-    """Plan a model on a device. Imports torch and loads no weights.
+    """Plan a model on a device. Imports torch, but loads no weights.
 
-    Raises PlanError if the options do not fit, UnsupportedModel if the model cannot be served."""
+    Raises PlanError if the options do not fit, or UnsupportedModel if the model cannot be served."""
     add_plugins(config.model_plugins)
     whole = _with_draft(config, describe(files.config, config.model_impl, files.modules), files, draft)
     _refuse(config, whole)
@@ -128,7 +128,7 @@ def plan_engine(
 
 
 def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
-    """Raise PlanError if options need other options that are missing, or do not fit the model."""
+    """Raise PlanError if options require other options that are missing, or do not fit the model."""
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise PlanError("--enable-expert-parallel distributes experts over devices: add --tensor-parallel-size")
     if config.expert_placement is not None and not config.enable_expert_parallel:
@@ -150,7 +150,7 @@ def _refuse(config: EngineConfig, spec: ModelSpec) -> None:
 
 
 def _largest_part(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
-    """Return the part of the model that determines the plan of each device: a shard of the largest stage."""
+    """Return the part of the model from which every device's memory is planned: a shard of the largest pipeline stage."""
     if config.num_devices == 1:
         return spec
     part = max(parts_of(config, spec, 0), key=lambda part: part.weights_bytes("float32"))
@@ -162,9 +162,9 @@ def _largest_part(config: EngineConfig, spec: ModelSpec) -> ModelSpec:
 
 
 def parts_of(config: EngineConfig, spec: ModelSpec, number: int) -> tuple[DecoderSpec | PairSpec, ...]:
-    """Return the shard of rank `number` in each stage. A draft model or head is part of the last stage, and is not cut.
+    """Return the shard of rank `number` in each pipeline stage. A draft model or head belongs to the last stage and is not split.
 
-    Raises UnsupportedModel, and PlanError if the placement of experts is invalid."""
+    Raises UnsupportedModel, or PlanError if the placement of experts is invalid."""
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     described, draft = (spec.model, spec.draft) if isinstance(spec, PairSpec) else (spec, None)
     if not isinstance(described, DecoderSpec):
@@ -219,14 +219,14 @@ def _with_draft(config: EngineConfig, spec: ModelSpec, files: ModelFiles, draft:
 
 
 def _described(spec: ModelSpec, method: str) -> DecoderSpec:
-    """Return `spec` if a draft head can read its hidden states. Raises UnsupportedModel."""
+    """Return `spec` if a draft head can read its hidden states; otherwise raise UnsupportedModel."""
     if not isinstance(spec, DecoderSpec):
         raise UnsupportedModel(f"{spec.architecture} runs through transformers, which does not support method {method}")
     return spec
 
 
 def _with_length(config: EngineConfig, spec: ModelSpec, files: ModelFiles) -> EngineConfig:
-    """Limit pooled texts to the length of sentence-transformers, unless `config` has another limit."""
+    """Return `config` with the maximum length from sentence-transformers files, unless `config` sets another limit."""
     if files.modules is not None:
         length = files.modules.max_seq_length
     else:

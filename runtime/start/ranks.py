@@ -1,4 +1,4 @@
-"""Creation of a model on the devices of this process: one rank, or several, each on its own thread."""
+"""Creation of a model on the devices of this process. Each rank runs on its own thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 async def build_parts(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
 ) -> EngineParts:
-    """Build a model on the devices of this process."""
+    """Build a model on the devices of this process: one rank, or several."""
     if config.num_devices > 1:
         return await _build_on_ranks(config, files, report, draft, device)
     worker = device.worker()
@@ -43,14 +43,14 @@ async def build_parts(
 
 
 class OwnRanks:
-    """Ranks of the stages in this process: all stages of a model, or one, which `links` connect to the others.
+    """Ranks of this process. They compute all stages of a model, or one stage, which `links` connect to the others.
 
     Each rank has its own thread, which loads its part of the model and computes its part of every step."""
 
     def __init__(
         self, config: EngineConfig, first: int, numbers: Sequence[int], links: StageLinks | None = None
     ) -> None:
-        """Create the threads of the ranks. `first`: number of the first rank's device. `numbers`: of the stages."""
+        """Create the threads of the ranks. `first`: number of the first rank's device. `numbers`: numbers of the stages."""
         self.size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
         self._groups = [Group(self.size) for _ in numbers]
         self._everyone = Group(self.size * len(numbers))
@@ -75,7 +75,7 @@ class OwnRanks:
     async def build(
         self, config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
     ) -> list[list[Running]]:
-        """Plan, load and warm up. Return the models by stage and rank."""
+        """Plan, load and warm up the model. Return the ranks by stage."""
         workers = self.workers
 
         def rank(planned: Planned, worker: RankWorker) -> Running:
@@ -96,11 +96,11 @@ class OwnRanks:
 
     @property
     def stages(self) -> list[list[PipelineStage]]:
-        """Return the `PipelineStage` of each rank, by stage."""
+        """All ranks' `PipelineStage` objects, grouped by stage."""
         return [[worker.stage for worker in stage if worker.stage is not None] for stage in self.by_stage]
 
     def end(self) -> None:
-        """Fail all waits for other ranks or stages."""
+        """Fail all waits of ranks and stages for each other."""
         for group in (*self._groups, self._everyone):
             group.end()
         for line in self._lines:
@@ -114,7 +114,6 @@ class OwnRanks:
 async def _build_on_ranks(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
 ) -> EngineParts:
-    """Build all ranks of all stages, as threads of this process."""
     own = OwnRanks(config, device.first, range(config.pipeline_parallel_size))
     try:
         ranks = await own.build(config, files, report, draft, device)
@@ -138,7 +137,7 @@ async def _build_on_ranks(
 
 
 def expert_load(config: EngineConfig, models: Sequence[Model]) -> ExpertLoad | None:
-    """Return the counters of tokens by expert. `models`: models of the first rank of each stage; other ranks route equally."""
+    """Return counters of tokens per expert, or None. `models`: of the first rank of each stage; other ranks route equally."""
     if not config.enable_expert_distribution_metrics:
         return None
     from runtime.models.expert_load import ExpertLoad

@@ -1,4 +1,4 @@
-"""Start of an Engine, or of several engines as one, from an EngineConfig and model files."""
+"""Start of an Engine, or of several engines combined in one client, from an EngineConfig and model files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ async def start_replicas(
     config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None = None,
     device: SharedDevice | None = None, processes: StageProcesses | None = None,
 ) -> Engine | Replicas:  # fmt: skip
-    """Start `config.data_parallel_size` engines of the model as one. Arguments and errors: see `start_engine`.
+    """Start `config.data_parallel_size` engines of the model as one client. Arguments and errors: see `start_engine`.
 
-    The first starts before the others, which then find its compiled kernels in the cache."""
+    The first engine starts before the others, which then find its compiled kernels in the cache."""
     num, device = config.data_parallel_size, device or SharedDevice()
     config = await asyncio.to_thread(_with_folder, config, files, draft)
     if num == 1:
@@ -66,7 +66,7 @@ async def start_replicas(
 
 
 def _with_folder(config: EngineConfig, files: ModelFiles, draft: ModelFiles | None) -> EngineConfig:
-    """Return the config with the keys of KV blocks in the folder of --kv-disk. Raises PlanError."""
+    """Return the config with the keys for KV blocks on disk, if --kv-disk is set. Raises PlanError."""
     if config.kv_disk is None:
         return config
     try:
@@ -82,12 +82,12 @@ async def start_engine(
     device: SharedDevice | None = None, *, callers: Callers | None = None, seed: int | None = None,
     processes: StageProcesses | None = None,
 ) -> Engine:  # fmt: skip
-    """Start one engine. `report` is called from the worker thread, or from the loop.
+    """Start one engine. `report` is called from the worker thread or the event loop.
 
-    `draft`: files of the draft model, if options name one. `device`: shared with other engines. `callers`: per-caller limits
-    that several engines share. `seed`: replaces the option's. `processes`: of the other pipeline stages.
+    `draft`: files of the draft model, if options name one. `device`: device shared with other engines. `callers`: per-caller
+    limits shared by several engines. `seed`: replaces the option's value. `processes`: processes of the other pipeline stages.
 
-    Raises PlanError if the options do not fit, WeightsError and UnsupportedModel if the model cannot be served."""
+    Raises PlanError if the options do not fit, or WeightsError or UnsupportedModel if the model cannot be served."""
     place = device or SharedDevice()
     if (processes is None) is config.stages_apart:
         raise PlanError(

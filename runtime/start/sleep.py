@@ -1,4 +1,4 @@
-"""Releasing a model's memory for sleep, and building it again."""
+"""Release of a model's memory when the engine falls asleep, and rebuilding of the model when it wakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.weights.rules import WeightsError
 
 
 class ModelRunnerFactory:
-    """A `sleeping.RunnerFactory` that builds the runner again, with the same numbers of rows and blocks."""
+    """Factory that builds the runner again (see `sleeping.RunnerFactory`), with the same number of rows and blocks."""
 
     def __init__(
         self,

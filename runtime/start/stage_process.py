@@ -1,7 +1,7 @@
-"""Process of a pipeline stage: computes one stage of a model for the process of the first stage, which runs the engine loop.
+"""Process of one pipeline stage. The process of the first stage runs the engine loop and sends it steps.
 
 It connects to that process, builds its stage, and launches received steps on its ranks, as `StageRunners` does for stages on
-threads. It ends when the connection closes."""
+threads. It ends when the connection is closed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ log = logging.getLogger("oneloop.stage")
 
 
 async def compute_stage(join: Join) -> None:
-    """Compute a stage until the connection closes. Raises OSError if the first stage's process cannot be reached."""
+    """Compute a stage until the connection is closed. Raises OSError if the process of the first stage cannot be reached."""
     await _StageProcess(join).run()
 
 
 class _Serving(NamedTuple):
-    """A built stage. `stages`: by rank."""
+    """A stage that has been built. `stages`: its `PipelineStage` objects, by rank."""
 
     runner: Runner
     stages: list[PipelineStage]
@@ -60,7 +60,6 @@ class _Serving(NamedTuple):
 
 class _StageProcess:
     def __init__(self, join: Join) -> None:
-        """Connect to the first process. Must be called with a running loop."""
         self._join = join
         self._loop = asyncio.get_running_loop()
         self._connection = PeerConnection(join.secret, self._on_message, self._lost, connects=True)
@@ -91,7 +90,7 @@ class _StageProcess:
             self._connection.close()
 
     async def _built(self, build: Build, port: LinkPort) -> bool:
-        """Build the stage. Return True if it can serve; otherwise the reason was sent to the first process."""
+        """Build the stage and return True. If that fails, send the reason to the first process and return False."""
         source = build.source
         try:
             files = await asyncio.to_thread(
@@ -177,7 +176,7 @@ class _StageProcess:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _when(self, event: GpuEvent, number: int, tell: Callable[[], None]) -> None:
-        """Call `tell` after `event`, or report its error as the end of `number`. The event must be a SharedEvent."""
+        """Call `tell` when `event` (a SharedEvent) has passed. If it failed, report its error as the end of step `number`."""
         cast("SharedEvent", event).when_passed(lambda error: tell() if error is None else self._failed(number, error))
 
     def _done(self, number: int, step: Step) -> None:
@@ -211,4 +210,4 @@ class _StageProcess:
 
 
 def _quiet(progress: object) -> None:
-    """Report nothing: the process of the first stage reports its own progress."""
+    """Ignore progress, because the process of the first stage reports its own."""

@@ -1,4 +1,4 @@
-"""Creation of a model whose pipeline stages are separate processes."""
+"""Creation of a model whose pipeline stages run in separate processes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SAID_BY_STAGES = {each.__name__: each for each in (PlanError, WeightsError, Uns
 async def build_over_processes(
     config: EngineConfig, files: ModelFiles, report: Report, device: SharedDevice, processes: StageProcesses
 ) -> EngineParts:
-    """Build the first stage in this process, which also schedules, and the others in `processes`.
+    """Build the first stage in this process, which also schedules, and the other stages in `processes`.
 
-    Raises PlanError if one of them has ended, and the errors of `start_engine`."""
+    Raises PlanError if a process has ended, and the errors of `start_engine`."""
     num_stages = config.pipeline_parallel_size
     port = LinkPort(processes.host, processes.secret)
     own: OwnRanks | None = None
@@ -73,7 +73,7 @@ async def build_over_processes(
 
 
 def _of_stages(error: BaseException) -> Exception:
-    """Return the start-up error for an error that another process has reported."""
+    """Return the start-up error that corresponds to an error reported by another stage's process."""
     if isinstance(error, StageFailed) and error.kind in _SAID_BY_STAGES:
         return _SAID_BY_STAGES[error.kind](str(error))
     where = ", ".join(getattr(error, "__notes__", ()))
@@ -84,7 +84,7 @@ async def build_stage(
     config: EngineConfig, files: ModelFiles, report: Report, device: SharedDevice, stage: int, port: LinkPort,
     addresses: Sequence[tuple[str, int]],
 ) -> tuple[OwnRanks, list[list[Running]]]:  # fmt: skip
-    """Build stage number `stage` in this process, connected to the others, which listen at `addresses`.
+    """Build stage number `stage` in this process and connect it to the others. `addresses`: where all stages listen.
 
     Raises the errors of `start_engine`, Apart if another stage has failed, and OSError."""
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
@@ -99,7 +99,7 @@ async def build_stage(
 
 
 def built_stage(ranks: Sequence[Running]) -> Built:
-    """Return the message that describes a built stage to the other processes."""
+    """Return the message about a stage that has been built, for the process of the first stage."""
     plan, model, eos_token_ids, _ = ranks[0]
     return Built(
         plan,
