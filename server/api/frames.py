@@ -1,6 +1,6 @@
-"""Parts of streams that all APIs share: events of declared types, constant bytes around a text, and errors.
+"""Parts of streams that all APIs share: encoding of events, constant bytes around a text, and errors.
 
-The constant parts of an event are encoded once, so a token costs the JSON encoding of its text and one join."""
+The constant parts of an event are encoded once. A token then costs only the JSON encoding of its text and one join."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HOLE = encode(HOLE)
 
 
 def event(body: object) -> bytes:
-    """Return `body` as a server-sent event."""
+    """Encode `body` as a server-sent event without a name."""
     return b"data: " + encode(body) + b"\n\n"
 
 
 def named_event(body: Struct) -> bytes:
-    """Return `body` as a server-sent event whose name is the tag of its type."""
+    """Encode `body` as a server-sent event. The event's name is the tag of the body's type."""
     return _head(type(body)) + encode(body) + b"\n\n"
 
 
@@ -36,18 +36,18 @@ def _head(kind: type[Struct]) -> bytes:
 
 
 def around(frame: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes of `frame` before and after the placeholder HOLE."""
+    """Split `frame` at the placeholder HOLE. Return the bytes before and after it."""
     before, after = frame.split(_HOLE)
     return before, after
 
 
 def encoded(json: str | bytes) -> Any:
-    """Wrap encoded `json` so that it can be the value of a field."""
+    """Wrap `json`, which is already encoded, so that it can be the value of a field."""
     return Raw(json.encode() if isinstance(json, str) else json)
 
 
 class AnswerFrames(Frames[Sequence[Output]]):
-    """Converter of Outputs to frames of one streamed answer. `write_error` formats errors."""
+    """Converter of one answer's Outputs to the bytes of a stream. `write_error`: function that encodes errors."""
 
     def __init__(self, generation: Generation, request_id: str, write_error: Callable[[ApiError], bytes]) -> None:
         self._generation = generation
@@ -68,6 +68,6 @@ class AnswerFrames(Frames[Sequence[Output]]):
 
 
 def check_not_aborted(choice: Choice) -> None:
-    """Raise Aborted if `choice` was aborted and the API has no finish_reason for it."""
+    """Raise Aborted if the server aborted `choice`. For APIs that have no finish reason for it."""
     if choice.finish_reason == FinishReason.ABORT:
         raise Aborted

@@ -1,6 +1,6 @@
-"""OpenAPI 3.1 document, generated from the declared types of the routes and the error classes in `errors`.
+"""Generator of the OpenAPI 3.1 document from the routes' declared types and the error classes in `errors`.
 
-Of the running server it needs only which API keys are set."""
+The document depends on the running server only in the API keys that it requires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.http.schema import MAX_TIMEOUT_S, REQUEST_ID, Json
 
 
 def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> bytes:
-    """Return the JSON document of `routes`. `user_key`, `admin_key`: whether the server requires these keys."""
+    """Return the OpenAPI document of `routes`, encoded as JSON. `user_key`, `admin_key`: the server requires this key."""
     schemas, components = _schemas(routes)
     paths: dict[str, Json] = {}
     refused: set[tuple[int, Any]] = set()
@@ -55,7 +55,7 @@ def document(routes: Sequence[Route], *, user_key: bool, admin_key: bool) -> byt
 
 
 def _schemas(operations: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
-    """Return a reference for each wire type, and the schemas that the references name."""
+    """Return a schema reference for each wire type, and the schemas by name."""
     requests = {operation.request: None for operation in operations if operation.request is not None}
     answers = {kind: None for operation in operations for kind in (*operation.answers.values(), operation.error)}
     types = [*requests, *(kind for kind in answers if kind is not None and kind is not Json and kind not in requests)]
@@ -66,7 +66,7 @@ def _schemas(operations: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
 
 
 def _named_by(schemas: Iterable[Json], components: Mapping[str, Json]) -> set[str]:
-    """Return the names of the components that `schemas` refer to, directly or through other components."""
+    """Return the names of the components that `schemas` reference, directly or through other components."""
     found: set[str] = set()
     todo = list(schemas)
     while todo:
@@ -77,7 +77,7 @@ def _named_by(schemas: Iterable[Json], components: Mapping[str, Json]) -> set[st
 
 
 def _require_what_is_written(schema: Json) -> None:
-    """Mark fields of a response that have a default as required, because they are always written."""
+    """Mark the fields of a response schema that have a default as required, because the server always writes them."""
     written = {name for name, described in schema.get("properties", {}).items() if "default" in described}
     if written:
         required = written.union(schema.get("required", ()))
@@ -128,7 +128,6 @@ def _operation(
 
 
 def _query(kind: Any) -> Iterator[Json]:
-    """Yield the fields of `kind` as query parameters."""
     if kind is not None:
         (schema,) = msgspec.json.schema(kind)["$defs"].values()
         for name, described in schema["properties"].items():
@@ -197,7 +196,7 @@ def _refusals(operation: Route, path: str, *, user_key: bool, admin_key: bool) -
 
 
 def _security(path: str, *, user_key: bool, admin_key: bool) -> list[Json] | None:
-    """Return the key that an operation needs; None if there are no keys."""
+    """Return the security requirement of an operation: the keys that it accepts, or None if the server has no keys."""
     if not (user_key or admin_key):
         return None
     if needs_admin(path, user_key=user_key, admin_key=admin_key) and admin_key:

@@ -1,10 +1,10 @@
-"""ResponseStore: responses that can be retrieved and continued, in memory, limited in number and size.
+"""Store of responses in memory, which clients can retrieve and continue. The number and total size of responses are limited.
 
-An entry contains one response's own input items, its output, and a reference to the entry it continues. So a conversation is
-stored once, however many responses it has. Beyond either limit the oldest finished entry is evicted. Entries that others
-continue stay in memory, and count, until those are evicted. A note of an evicted entry remains for a while, so that the 404
-states the reason. An entry belongs to its API key: other keys except the administrator's get the same answer as for an
-unknown id. Independent of HTTP."""
+An entry contains a response's own input items, its output, and a reference to the entry that it continues. A conversation is
+therefore stored once, no matter how many responses it has. Beyond either limit, the oldest finished entry is evicted. If other
+entries continue an evicted entry, it stays in memory, and counts, until they are evicted too. The reason of an eviction is kept
+for a while, to be reported with the 404. An entry belongs to an API key. Other keys, except the administrator's, receive the
+same response as for an unknown id. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ITEM_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Owner of responses. `key`: stand-in for the API key, None if the server has no keys."""
+    """Client that owns responses. `key`: identifies the API key, None if the server has no keys."""
 
     key: bytes | None = None
     is_admin: bool = False
@@ -29,14 +29,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item as JSON."""
+    """Item of a conversation, encoded as JSON."""
 
     id: str
     json: bytes
 
 
 class Ongoing(Protocol):
-    """Response in progress, with its events so far."""
+    """Response in progress, with the events generated so far."""
 
     @property
     def is_over(self) -> bool: ...
@@ -45,17 +45,17 @@ class Ongoing(Protocol):
     @property
     def body(self) -> bytes: ...
     async def news(self) -> None:
-        """Wait for more events or the end."""
+        """Wait until there are more events or the response ends."""
         ...
 
     async def cancel(self) -> None:
-        """Cancel, and wait for the end."""
+        """Cancel the response, and wait until it has ended."""
         ...
 
 
 class Entry:
-    """Stored response. `events`: encoded events if it can be streamed again, else None. `ongoing`: its producer while in
-    progress."""
+    """Stored response. `events`: its encoded events if it can be streamed again, otherwise None. `ongoing`: the task that
+    generates it, None after the end."""
 
     __slots__ = (
         "_num_holders", "body", "events", "final_status", "id", "input", "is_background", "num_bytes", "ongoing", "output",
@@ -93,7 +93,7 @@ class Entry:
         return self.body if self.ongoing is None else self.ongoing.body
 
     def conversation(self) -> list[StoredItem]:
-        """Return the items before this response, oldest first."""
+        """Return the items of the conversation before this response's output, oldest first."""
         line: list[Entry] = [self]
         while line[-1].previous is not None:
             line.append(line[-1].previous)
@@ -105,12 +105,12 @@ class Entry:
         return found
 
     def hold(self) -> bool:
-        """Note one more holder. Return whether it is the first."""
+        """Increment the reference count. Return True if this is the first reference."""
         self._num_holders += 1
         return self._num_holders == 1
 
     def release(self) -> bool:
-        """Note one holder less. Return whether it was the last."""
+        """Decrement the reference count. Return True if this was the last reference."""
         self._num_holders -= 1
         return not self._num_holders
 
@@ -134,11 +134,11 @@ class ResponseStore:
 
     @property
     def keeps(self) -> bool:
-        """Return whether the store is enabled."""
+        """True if the store is enabled."""
         return self.max_responses > 0
 
     def add(self, entry: Entry) -> None:
-        """Add a response in progress or a finished one."""
+        """Add the entry of a response, in progress or finished."""
         self._notes.pop(entry.id, None)
         self._entries[entry.id] = entry
         link: Entry | None = entry
@@ -148,28 +148,28 @@ class ResponseStore:
         self._evict()
 
     def finish(self, entry: Entry) -> None:
-        """Note that `entry` has its final contents."""
+        """Mark `entry` as finished, and count its final size."""
         entry.ongoing = None
         if entry.num_bytes:
             self._count(entry)
             self._evict()
 
     def get(self, id: str, caller: Caller) -> Entry:
-        """Return the entry `id`. Raises ResponseNotFound."""
+        """Return the entry with the response id `id`. Raises ResponseNotFound."""
         entry = self._entries.get(id)
         if entry is None or not _may_see(caller, entry.owner):
             raise ResponseNotFound(id, self._why(id, caller))
         return entry
 
     def get_previous(self, id: str, caller: Caller) -> Entry:
-        """Return the entry that a request continues. Raises PreviousResponseNotFound."""
+        """Return the entry that a request continues, by its response id. Raises PreviousResponseNotFound."""
         try:
             return self.get(id, caller)
         except ResponseNotFound:
             raise PreviousResponseNotFound(id, self._why(id, caller)) from None
 
     def items(self, ids: Collection[str], caller: Caller) -> dict[str, StoredItem]:
-        """Return the stored items among `ids`, of any response; the newest if an id occurs twice."""
+        """Return the stored items with one of `ids`, by id. They may belong to any response of `caller`."""
         found: dict[str, StoredItem] = {}
         for entry in self._entries.values():
             if _may_see(caller, entry.owner):
@@ -180,7 +180,7 @@ class ResponseStore:
         self._forget(entry, "it was deleted")
 
     def note(self, id: str, caller: Caller, why: str) -> None:
-        """Record why a response is not stored, for the 404 message."""
+        """Record the reason why response `id` is not stored, for the 404 message."""
         self._notes[id] = caller.key, why
         while len(self._notes) > MAX_NOTES:
             del self._notes[next(iter(self._notes))]

@@ -1,9 +1,9 @@
-"""Route: one HTTP operation, declared at its handler: method, path, and description for the OpenAPI document.
+"""Declaration of HTTP operations at their handlers: method, path, and description for the OpenAPI document.
 
     @route("GET", "/version", "version", "Server", "The server's version", {JSON: Version})
     async def version(service: Service, http: Request) -> Response: ...
 
-`app` finds every Route and every ErrorsBelow in files of `api/`; there is no other list."""
+`app` finds every Route and every ErrorsBelow in the files of `api/`; there is no other list."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class ErrorBody(Struct):
 class Route:
     """HTTP operation: its handler, method and path, and its description for the OpenAPI document.
 
-    The path is in Starlette's form: `{name}`, or `{name:path}` if it may contain slashes. `answers`: media type to the type
-    of a successful response, None for plain text. `refusals`: error statuses in addition to those of every route, with body
-    type `error`. `query`: type of the query parameters. `parameters`: descriptions of path parameters. `request_media`:
-    media type of the body, which may be absent if `may_be_bodiless`. `is_socket`: it opens a WebSocket."""
+    `path`: in Starlette's form, `{name}`, or `{name:path}` if the parameter may contain slashes. `answers`: type of a successful
+    response by media type, None for plain text. `refusals`: error statuses besides those of every route; their body has the type
+    `error`. `query`: type of the query parameters. `parameters`: descriptions of path parameters. `request_media`: media type of
+    the body. `may_be_bodiless`: the body may be missing. `is_socket`: the operation opens a WebSocket."""
 
     handler: Handler
     method: str
@@ -68,7 +68,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErrorsBelow:
-    """Error format for `path` and everything below it, for APIs whose clients do not read OpenAI's errors."""
+    """Error format of `path` and all paths below it, for APIs whose clients do not support OpenAI's error format."""
 
     path: str
     shape: ErrorShape

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def _declared(kind: type[T]) -> list[T]:
-    """Return every `kind` that a file of `api/` declares, each once."""
+    """Return every object of type `kind` that a file of `server/api` declares, without duplicates."""
     found = pkgutil.walk_packages([str(Path(__file__).parent)], f"{__package__}.")
     modules = [import_module(each.name) for each in found if each.name != __name__]
     declared = [each for module in modules for each in vars(module).values() if isinstance(each, kind)]
@@ -25,7 +25,7 @@ def _declared(kind: type[T]) -> list[T]:
 
 
 def found_routes() -> tuple[Route, ...]:
-    """Return every Route; paths with parameters come after those without, which they could match.
+    """Return every Route. A path with parameters comes after the paths without, because it could match them.
 
     Raises ValueError if two routes have the same method and path."""
     routes = _declared(Route)

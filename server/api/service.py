@@ -1,4 +1,4 @@
-"""Service: objects that endpoints need, created once at start."""
+"""Service: the objects that route handlers use, created once at start-up."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from server.models.lifecycle import Lifecycle, TokenProbe
 
 @dataclass(eq=False, slots=True)
 class Service:
-    """Dependencies of endpoints. `batch_folder`, `batches`: None without --batch-dir. `texts`: None without --log-requests.
-    `feed`: None if no routes are served. `library`: models on this disk, None without --enable-model-management."""
+    """Objects that route handlers use. None without their option: `batch_folder`, `batches` (--batch-dir), `texts`
+    (--log-requests), `library`, the models on the local disk (--enable-model-management). `feed`: None if no routes are served."""
 
     config: ServerConfig
     lifecycle: Lifecycle

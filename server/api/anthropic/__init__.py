@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: converts requests to the core's, and its answers to Anthropic's events."""
+"""Anthropic's Messages API: converts its requests to GenerateRequests, and answers to Anthropic's events."""

@@ -39,7 +39,7 @@ class ThinkingTokens(Struct):
 
 
 class MessageUsage(Struct):
-    """Token counts, in a stream up to this event. The prompt has `input_tokens` plus `cache_read_input_tokens` tokens."""
+    """Token counts; in a stream, the counts up to this event. The prompt has `input_tokens` + `cache_read_input_tokens` tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int  # 0: writing to the cache costs nothing
@@ -62,7 +62,7 @@ class Stopped(Struct):
 
     @classmethod
     def of(cls, choice: Choice, *, context_was_short: bool) -> Stopped:
-        """Return why `choice` ended. `context_was_short`: the context had less than max_tokens left."""
+        """Return the stop reason of `choice`. `context_was_short`: the context had fewer than max_tokens tokens left."""
         if choice.finish_reason == FinishReason.LENGTH:
             return cls("model_context_window_exceeded" if context_was_short else "max_tokens")
         if choice.finish_reason == TOOL_CALLS:
@@ -107,7 +107,7 @@ class AnthropicErrorDetails(Struct):
 
 
 class AnthropicError(Struct, tag_field="type", tag="error"):
-    """Body of an error response, and error event of a stream."""
+    """Body of an error response, and event that reports an error in a stream."""
 
     error: AnthropicErrorDetails
     request_id: str

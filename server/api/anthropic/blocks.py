@@ -1,6 +1,6 @@
 """Content blocks of messages and tool results.
 
-`cache_control` is accepted on every block and has no effect: prefixes are always cached."""
+`cache_control` is accepted on every block and has no effect, because prefixes are always cached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TextBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="typ
 
 
 class Base64Source(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="base64"):
-    """Source of a file in base64. `media_type` is not used: the file identifies itself."""
+    """File in base64. `media_type` is ignored, because the type is detected from the file's contents."""
 
     data: str
     media_type: str
@@ -51,7 +51,7 @@ class Citations(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class DocumentBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="document"):
-    """Document. `title` and `context` are placed before the text."""
+    """Document as text. `title` and `context` are placed before the text in the prompt."""
 
     source: Base64Source | UrlSource | TextSource | ContentSource
     title: str | None = None
@@ -61,7 +61,7 @@ class DocumentBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class UnreadBlock(Struct, kw_only=True):
-    """Content block of a type that is known and rejected, because no model here reads it."""
+    """Content block of a known type that no model of this server supports. It is rejected by name."""
 
 
 class SearchResultBlock(UnreadBlock, kw_only=True, tag_field="type", tag="search_result"):
@@ -80,7 +80,7 @@ _Unread = SearchResultBlock | ToolReferenceBlock | ServerToolUseBlock
 
 
 class ThinkingBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
-    """Reasoning of an earlier turn. `signature` is not checked."""
+    """Reasoning of an earlier assistant message. `signature` is not checked."""
 
     thinking: str
     signature: str | None = None
@@ -89,7 +89,7 @@ class ThinkingBlock(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 class RedactedThinkingBlock(
     Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
 ):
-    """Reasoning of an earlier turn, encrypted in `data`. It is dropped."""
+    """Encrypted reasoning of an earlier assistant message, in `data`. It is dropped."""
 
     data: str
 
@@ -124,7 +124,7 @@ Block = (
 
 
 def check_blocks(blocks: Iterable[Block], where: str) -> None:
-    """Check blocks. `where`: the field that holds them. Raises InvalidRequest for content that models here cannot read."""
+    """Raise InvalidRequest if a block has content that no model of this server supports. `where`: the blocks' field."""
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         if isinstance(block, UnreadBlock):

@@ -1,6 +1,6 @@
 """Errors in Anthropic's format: {"type": "error", "error": {"type", "message"}, "request_id"}.
 
-Statuses are the same on every route. The message names the faulty field, because the format has no key for it."""
+HTTP statuses are the same as in the other APIs. The message names the invalid field, because the format has no key for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 class ThreadNotFound(InvalidRequest):
-    """Error for a thread id. The server stores no threads; after this error a client sends the whole conversation."""
+    """Error for any thread id, because the server stores no threads. Clients then send the whole conversation again."""
 
     status, code = 404, "thread_not_found"
 
@@ -46,7 +46,7 @@ def error_body(error: ApiError, request_id: str) -> bytes:
 
 
 class AnthropicErrors:
-    """ErrorShape of Anthropic's routes. Responses name the request in the header `request-id`."""
+    """Error format of Anthropic's routes. Responses contain the request's id in the header `request-id`."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error, request_id)

@@ -1,9 +1,9 @@
-"""MessageFrames: a streamed response as Anthropic's events.
+"""Streamed response as Anthropic's events.
 
-The order is: message_start with the first token; for each block content_block_start, deltas and content_block_stop, with a
-ping after the first start; message_delta with the stop reason and usage; message_stop. An error may come at any time and
-ends the stream. A malformed tool call is repeated in full as text: the client has received part of it, and no stop_reason
-requests its execution."""
+The order is: message_start with the first token; for each block content_block_start, deltas and content_block_stop, with a ping
+after the first start; message_delta with the stop reason and usage; message_stop. An error may occur at any time and ends the
+stream. If a tool call is malformed, its whole text is sent again as text: the client has received a part of it, and no
+stop_reason requests its execution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DELTAS: dict[type[Struct], Any] = {
 
 
 class MessageFrames(AnswerFrames):
-    """Frames of one streamed answer, choice 0 of `generation`. `context_was_short`: see `Stopped.of`."""
+    """Converter of one streamed answer (choice 0 of `generation`) to events. `context_was_short`: see `Stopped.of`."""
 
     def __init__(
         self, id: str, model: str, request_id: str, generation: Generation, *, context_was_short: bool, shows_thinking: bool
@@ -48,7 +48,7 @@ class MessageFrames(AnswerFrames):
         self._around = b"", b""  # what stands around the text of the open block's deltas
 
     def writer(self, index: int, connection: Any) -> TokenWriter | None:
-        """Return a writer for the rest of the answer if it began as text: see `Choice.writer`."""
+        """Return a writer for the rest of the answer if the answer began as text, or None. See `Choice.writer`."""
         return self._choice.writer(*self._around, connection) if self._kind is api_types.TextContent else None
 
     def feed(self, outputs: Sequence[Output]) -> bytes:

@@ -1,8 +1,8 @@
-"""History: converts Anthropic's messages to chat messages, in order.
+"""Conversion of Anthropic's messages to chat messages.
 
-A user turn becomes one message per tool result and one per text between them; neighbours of one role are merged. As with
-Anthropic, tool calls must be answered in the next turn, because templates need the call of each result. A system message
-between turns, which many templates reject or drop, becomes a reminder in the next user turn."""
+A user message becomes one message per tool result, and one per text between tool results. Neighbouring messages of one role are
+merged. As with Anthropic, tool calls must be answered in the next message, because templates need the call of each result. Many
+templates reject or drop a system message in the middle. It then becomes a reminder in the next user message."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 
 
 def tool_use_id(call_id: str) -> str:
-    """Convert a call id to Anthropic's format: "call_1" becomes "toolu_1". `_call_id` is the inverse."""
+    """Convert a call id to Anthropic's format: "call_1" becomes "toolu_1". `_call_id` is the inverse function."""
     return TOOL_PREFIX + call_id.removeprefix("call_")
 
 
@@ -50,10 +50,9 @@ def _call_id(id: str) -> str:
 
 
 def system_message(system: str | Sequence[TextBlock] | None) -> tuple[list[ChatMessage], list[str]]:
-    """Return a list with the system message, or an empty one, and the names of dropped blocks.
+    """Return the system message in a list, empty if there is none, and the names of dropped blocks.
 
-    Claude Code's first block is a billing header that differs in every request. It is dropped so that prefixes can be
-    cached."""
+    The first block of Claude Code is a billing header that differs in every request. It is dropped to keep prefixes equal."""
     if not system:
         return [], []
     texts = [system] if isinstance(system, str) else [block.text for block in system]
@@ -67,14 +66,14 @@ def _is_billing(text: str) -> bool:
 
 
 def takes_system_turns(template: ChatTemplate) -> bool:
-    """Return whether the template accepts system messages between others."""
+    """Return True if the template accepts system messages in the middle of a conversation."""
     return template.writes(
         _PROBE, [{"role": role, "content": _PROBE if at == 2 else "a"} for at, role in enumerate(_ROLES)]
     )
 
 
 def reminded(messages: Sequence[InputMessage]) -> list[InputMessage]:
-    """Turn system messages between turns into user messages with a <system-reminder>."""
+    """Convert system messages in the middle of a conversation to user messages with a <system-reminder>."""
     return [
         InputMessage(role="user", content=[*map(_reminder, _blocks(message, f"messages[{index}]"))])
         if message.role == "system" and message.content
@@ -89,7 +88,7 @@ def _reminder(block: Block) -> Block:
 
 
 def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[ChatMessage], list[str]]:
-    """Return the chat messages, and the names of dropped blocks. Raises InvalidRequest."""
+    """Convert the messages. Return the chat messages, and the names of dropped blocks. Raises InvalidRequest."""
     found: list[ChatMessage] = []
     left_out: list[str] = []
     called: set[str] = set()  # and not answered yet
@@ -115,7 +114,7 @@ def chat_messages(messages: Sequence[InputMessage]) -> tuple[list[ChatMessage], 
 
 
 def _spoken(messages: Sequence[InputMessage]) -> Iterator[tuple[int, InputMessage]]:
-    """Yield non-empty messages with their index. Raises InvalidRequest for an empty one, except a final assistant message."""
+    """Yield (index, message) for non-empty messages. Raises InvalidRequest for an empty one, except a final assistant message."""
     for index, message in enumerate(messages):
         if message.content:
             yield index, message
@@ -135,7 +134,7 @@ def _blocks(message: InputMessage, where: str) -> list[Block]:
 
 
 def _check_results(blocks: Iterable[Block], called: set[str], index: int) -> None:
-    """Remove ids of calls that `blocks` answer from `called`. Raises InvalidRequest for a result without a call."""
+    """Remove the call ids that `blocks` answer from `called`. Raises InvalidRequest for a tool result without a call."""
     for block in blocks:
         if not isinstance(block, ToolResultBlock):
             continue

@@ -1,4 +1,4 @@
-"""Conversion of Anthropic's requests to the core's GenerateRequest."""
+"""Conversion of Anthropic's requests to GenerateRequests."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ NAMES: Final = FieldNames(
 
 @dataclass(frozen=True, slots=True)
 class PreparedMessages:
-    """Prepared request. `ignored`: fields without effect. `wants_thinking`: the model shall reason. `shows_thinking`: the
-    response includes the reasoning text."""
+    """Converted request. `ignored`: fields without effect. `wants_thinking`: request reasoning. `shows_thinking`: return
+    reasoning."""
 
     chat: Chat
     thinking: Thinking
@@ -52,7 +52,7 @@ class PreparedMessages:
 
 
 def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
-    """Convert the prompt of a request. Raises InvalidRequest with Anthropic's field names."""
+    """Convert the messages and tools of a request. Raises InvalidRequest with Anthropic's field names."""
     head, left_out = system_message(wire.system)
     turns = wire.messages
     if any(turn.role == "system" for turn in turns) and not takes_system_turns(template):
@@ -78,7 +78,7 @@ def prepare(wire: PromptRequest, template: ChatTemplate) -> PreparedMessages:
 
 
 def generate_request(wire: MessagesRequest, prepared: PreparedMessages) -> GenerateRequest:
-    """Return the core's request. max_tokens may exceed the rest of the context, as with Anthropic."""
+    """Return the GenerateRequest. As with Anthropic, max_tokens may exceed the rest of the context."""
     return GenerateRequest(
         prompt=prepared.chat,
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
@@ -113,7 +113,7 @@ def _tool_choice(choice: AutoTool | AnyTool | OneTool | NoTool | None) -> ToolCh
 
 
 def _constraint(wire: MessagesRequest) -> OutputConstraint | None:
-    """Return the output constraint. Raises InvalidRequest if fields contain different ones."""
+    """Return the output constraint, or None. Raises InvalidRequest if two fields define different constraints."""
     found: list[OutputConstraint] = []
     if wire.json_format is not None:
         field = "output_config.format" if wire.output_format is None else "output_format"

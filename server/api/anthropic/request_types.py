@@ -1,6 +1,6 @@
-"""Request types of /v1/messages and /v1/messages/count_tokens, field by field, with limits.
+"""Request types of /v1/messages and /v1/messages/count_tokens, with the limits of each field.
 
-Known fields that are not supported are rejected by name; unknown fields are reported (`server/http/schema.py`). Some of
+Known but unsupported fields are rejected by name. Unknown fields are ignored and reported (`server/http/schema.py`). Some of
 vLLM's fields are accepted too."""
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PromptRequest(ConstrainedOutput, TemplateFields, kw_only=True):
-    """Fields of the prompt, shared by both routes."""
+    """Fields that define the prompt, shared by both routes."""
 
     model: Name
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -144,7 +144,7 @@ class PromptRequest(ConstrainedOutput, TemplateFields, kw_only=True):
 
 
 class ThreadCreate(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="create"):
-    """Request to store the conversation on the server. It is accepted and has no effect."""
+    """Option to store the conversation on the server. It is accepted and has no effect."""
 
 
 class ThreadContinue(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="continue"):
@@ -171,7 +171,7 @@ class MessagesRequest(PromptRequest, TermFields, kw_only=True):
 
     @property
     def named_stops(self) -> list[str]:
-        """Stop strings by OpenAI's field name."""
+        """Stop strings from `stop`, OpenAI's name of the field."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
@@ -216,7 +216,7 @@ class _AnyTools(Struct):
 
 
 class _Wire(Wire[T]):
-    """Decoder that rejects Anthropic's built-in tools by name, before it checks the fields of custom tools."""
+    """Request decoder that rejects Anthropic's built-in tools by name, before the fields of other tools are checked."""
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
         try:
@@ -234,7 +234,7 @@ class _Wire(Wire[T]):
 
 
 def _kinds_of_tools(body: bytes) -> Iterator[Any]:
-    """Yield the `type` of each tool in an undecoded body. Stops at malformed JSON."""
+    """Yield the `type` of each tool in the request body `body`. Stop at malformed JSON."""
     with suppress(msgspec.MsgspecError, RecursionError):
         for tool in msgspec.json.decode(body, type=_AnyTools).tools:
             kind = None

@@ -1,4 +1,4 @@
-"""Wire types of /v1/audio: answers and events, as OpenAI has them."""
+"""Response types and events of /v1/audio, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOWEST = -9999.0  # of a log-probability: minus infinity has no JSON
 
 
 class DurationUsage(Struct):
-    """Seconds of audio, begun ones counted."""
+    """Usage as the duration of the audio in seconds, rounded up."""
 
     type: Literal["duration"]
     seconds: int
@@ -33,8 +33,8 @@ class TokenLogprob(Struct):
 
 
 class Transcription(Struct, kw_only=True):
-    """Transcript of `response_format` json and verbose_json. `logprobs`: with `include` logprobs. Of verbose_json alone: `task`;
-    `language`, a code; `duration` in seconds; `segments`."""
+    """Transcript in the formats json and verbose_json. `logprobs`: set if `include` requests them. Only verbose_json has `task`,
+    `language` (a code), `duration` in seconds, and `segments`."""
 
     task: Task | UnsetType = UNSET
     language: str | UnsetType = UNSET
@@ -53,13 +53,13 @@ class Transcription(Struct, kw_only=True):
 
 
 class TextDelta(Struct, tag="transcript.text.delta"):
-    """Event of text that was added."""
+    """Event with new text of the transcript."""
 
     delta: str
 
 
 class TextDone(Struct, tag="transcript.text.done"):
-    """Event of the whole text, the last one."""
+    """Last event, with the whole text of the transcript."""
 
     text: str
     usage: DurationUsage

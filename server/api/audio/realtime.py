@@ -1,4 +1,4 @@
-"""WS /v1/realtime: speech to text while it is spoken, by OpenAI's events of transcription sessions."""
+"""Route WS /v1/realtime: live transcription of speech, with the events of OpenAI's transcription sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.models import lookup
 
 
 class RealtimeQuery(Struct):
-    """Query of a connection. `intent`: of OpenAI's clients; there is no other here."""
+    """Query parameters of a connection. `intent`: sent by OpenAI's clients; only transcription is supported."""
 
     model: Name | None = None
     intent: Literal["transcription"] | None = None

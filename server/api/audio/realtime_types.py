@@ -1,4 +1,4 @@
-"""Wire types of /v1/realtime: a session's configuration and the events of both sides, as OpenAI has them for transcription."""
+"""Wire types of /v1/realtime: session configuration, client events and server events, in OpenAI's format for transcription."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EventId = Annotated[str, Meta(max_length=512)]
 
 
 class AudioFormat(Struct, forbid_unknown_fields=True):
-    """Format of audio: `audio/pcm` (16 bits, little-endian), or G.711 at 8 kHz. `rate`: samples a second."""
+    """Audio format: `audio/pcm` (16 bits, little-endian), or G.711 at 8 kHz. `rate`: sampling rate in Hz."""
 
     type: Encoding = "audio/pcm"
     rate: Annotated[int, Meta(ge=8000, le=48_000)] | None = None
@@ -31,7 +31,7 @@ class AudioFormat(Struct, forbid_unknown_fields=True):
 
 
 class TranscriptionConfig(Struct, forbid_unknown_fields=True):
-    """Model, `language` (an ISO 639-1 code, detected by default) and `prompt` (style and names) of transcripts."""
+    """Options of transcription. `language`: ISO 639-1 code, detected by default. `prompt`: sample of the style and names."""
 
     model: Name | None = None
     language: Annotated[str, Meta(max_length=16)] | None = None
@@ -39,8 +39,8 @@ class TranscriptionConfig(Struct, forbid_unknown_fields=True):
 
 
 class TurnDetection(Struct, forbid_unknown_fields=True):
-    """Detection of speech by its energy. `threshold`: 0 to 1. A turn ends after `silence_duration_ms`, and begins
-    `prefix_padding_ms` before its first sound. The other fields concern answers, of which a transcription has none."""
+    """Voice activity detection by energy. `threshold`: 0 to 1. Speech ends after `silence_duration_ms` of silence, and begins
+    `prefix_padding_ms` before its first loud sample. The other fields concern spoken answers and have no effect."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
@@ -52,7 +52,7 @@ class TurnDetection(Struct, forbid_unknown_fields=True):
 
 
 class AudioInput(Struct, forbid_unknown_fields=True):
-    """Input of a session. `turn_detection` null: turns end where the client commits them."""
+    """Audio input of a session. If `turn_detection` is null, the client marks the end of speech with commit events."""
 
     format: AudioFormat = msgspec.field(default_factory=AudioFormat)
     noise_reduction: None = None
@@ -72,14 +72,14 @@ class AudioUpdate(Struct, forbid_unknown_fields=True):
 
 
 class SessionUpdate(Struct, forbid_unknown_fields=True):
-    """Changes of a session. `audio.input`: fields that are given are replaced."""
+    """Changes to a session. Fields set in `audio.input` replace the session's."""
 
     type: Literal["transcription"] = "transcription"
     audio: AudioUpdate = msgspec.field(default_factory=AudioUpdate)
     include: list[str] | None = None
 
     def applied_to(self, before: AudioInput) -> AudioInput:
-        """Raises InvalidRequest."""
+        """Return the audio input `before` with these changes. Raises InvalidRequest."""
         if self.include:
             raise UnsupportedParameter("session.include", param="session.include")
         given = self.audio.input
@@ -103,7 +103,7 @@ class RealtimeAudio(Struct):
 
 
 class RealtimeSession(Struct, kw_only=True):
-    """A session as it is in force."""
+    """Current configuration of a session, as sent to the client."""
 
     id: str
     object: Literal["realtime.transcription_session"] = "realtime.transcription_session"
@@ -120,20 +120,20 @@ class UpdateSession(Struct, tag="session.update"):
 
 
 class AppendAudio(Struct, tag="input_audio_buffer.append"):
-    """Audio in base64."""
+    """Client event: appends audio, in base64."""
 
     audio: bytes
     event_id: EventId | None = None
 
 
 class CommitAudio(Struct, tag="input_audio_buffer.commit"):
-    """End of a turn."""
+    """Client event: ends the current speech, which is then transcribed to its end."""
 
     event_id: EventId | None = None
 
 
 class ClearAudio(Struct, tag="input_audio_buffer.clear"):
-    """Audio that was not committed is forgotten."""
+    """Client event: discards the audio that was not committed."""
 
     event_id: EventId | None = None
 
@@ -177,7 +177,7 @@ class AudioCleared(Struct, tag="input_audio_buffer.cleared"):
 
 
 class TranscriptDelta(Struct, tag="conversation.item.input_audio_transcription.delta"):
-    """Text that stays; all deltas of an item are its transcript."""
+    """Server event: new final text of an item. All deltas of an item concatenate to its transcript."""
 
     event_id: str
     item_id: str
@@ -199,7 +199,7 @@ class TranscriptCompleted(Struct, tag="conversation.item.input_audio_transcripti
 
 
 class EventError(Struct):
-    """Error, and the `event_id` of the client's event that caused it, if it has one."""
+    """Error. `event_id`: id of the client's event that caused it, or null."""
 
     type: str
     code: str | None

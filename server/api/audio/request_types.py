@@ -1,4 +1,4 @@
-"""Wire types of /v1/audio: the fields of a form, and what they ask of the core."""
+"""Form fields of /v1/audio, and their conversion to a TranscribeRequest."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LISTS = ("timestamp_granularities", "include")  # fields that may come several t
 
 
 class TranslationForm(DrawFields, QueueFields, CallerFields, kw_only=True):
-    """Form of a translation into English. `file`: audio; `prompt`: text before it, whose style and names the model follows.
-    `temperature` 0 or none: a window that fails is decoded again at higher ones."""
+    """Form of a translation into English. `file`: audio file. `prompt`: text before the audio, whose style and names the model
+    follows. If `temperature` is 0 or missing, a window that fails the thresholds is decoded again at higher temperatures."""
 
     file: str
     model: Name | None = None
@@ -39,7 +39,7 @@ class TranslationForm(DrawFields, QueueFields, CallerFields, kw_only=True):
         return False
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that contradict each other."""
+        """Raise InvalidRequest if fields contradict each other."""
         if self.stream and self.response_format not in _STREAMED:
             raise InvalidRequest(
                 f"stream: events carry text alone: response_format {self.response_format} comes whole",
@@ -47,7 +47,7 @@ class TranslationForm(DrawFields, QueueFields, CallerFields, kw_only=True):
             )
 
     def to_request(self, task: Task) -> TranscribeRequest:
-        """Return what the form asks for."""
+        """Convert the form to a TranscribeRequest."""
         return TranscribeRequest(
             task=task,
             prompt=self.prompt,
@@ -63,7 +63,7 @@ class TranslationForm(DrawFields, QueueFields, CallerFields, kw_only=True):
 
 
 class TranscriptionForm(TranslationForm, kw_only=True):
-    """Form of a transcription. `language`: an ISO 639-1 code, detected by default. `include` logprobs: of the text's tokens."""
+    """Form of a transcription. `language`: ISO 639-1 code, detected by default. `include`: may contain "logprobs"."""
 
     language: Annotated[str, Meta(max_length=16)] | None = None
     timestamp_granularities: Sequence[Literal["word", "segment"]] = ()
@@ -95,7 +95,8 @@ T = TypeVar("T", bound=TranslationForm)
 
 
 def read_form(kind: type[T], values: Mapping[str, Sequence[str]]) -> tuple[T, list[str]]:
-    """Return the fields of a form, and the names of those that are not known. The last value of a name counts, except for LISTS.
+    """Convert form values to `kind`. Return the form, and the names of unknown fields. If a field that is not in LISTS is repeated,
+    its last value is used.
 
     Raises InvalidRequest."""
     known = {field.name for field in msgspec.structs.fields(kind)}

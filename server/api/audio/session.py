@@ -1,7 +1,7 @@
-"""LiveSession: one transcription session over a WebSocket: audio and settings come in, events go out.
+"""Live transcription session over a WebSocket: receives audio and settings, sends events.
 
-One task reads events, finds turns and appends audio to items; another transcribes the items in order. Reading waits while too
-much audio waits, and writing while the client does not read, so a session's memory is bounded."""
+One task reads events, detects speech and appends its audio to items. Another task transcribes the items in order. Reading pauses
+while too much audio is waiting, and writing blocks while the client does not read. The memory of a session is therefore bounded."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Identified(Struct):
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """Audio of a turn. `is_dropped`: its transcript is not wanted any more, or has failed."""
+    """Audio of one speech, with its transcript. `is_dropped`: the transcript failed, or the client no longer needs it."""
 
     id: str
     call: Call
@@ -90,10 +90,10 @@ class _Item:
 
 
 class LiveSession:
-    """Response that opens `socket`, and serves it until either side closes it."""
+    """Response that accepts the WebSocket `socket`, and serves it until the client or the server closes it."""
 
     def __init__(self, service: Service, call: Call, loaded: LoadedModel, socket: Socket) -> None:
-        """Raises TaskNotSupported or MediaNotInstalled."""
+        """Create the session. Raises TaskNotSupported or MediaNotInstalled."""
         self._service = service
         self._call = call
         self._served = self._loaded = loaded
@@ -110,7 +110,7 @@ class LiveSession:
         self._listen()
 
     def _listen(self) -> None:
-        """Begin to hear audio of the session's format."""
+        """Create a decoder and a voice activity detector with the session's current options."""
         wanted, rate = self._input, self._rate
         self._pcm = PcmReader(wanted.format.type, wanted.format.hertz, rate)
         found = wanted.turn_detection
@@ -141,7 +141,7 @@ class LiveSession:
                     item.call.end()
 
     async def _serve(self) -> None:
-        """Raises ClientLeft."""
+        """Run the tasks of the session until it ends. Raises ClientLeft."""
         await self._send(SessionCreated(self._event_id(), self._session()))
         reading = asyncio.create_task(self._read())
         transcribing = asyncio.create_task(self._transcribe())
@@ -178,7 +178,7 @@ class LiveSession:
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Read events until the client leaves. Raises ClientLeft."""
+        """Read and handle events until the client disconnects. Raises ClientLeft."""
         while True:
             message = await self._socket.receive()
             event: ClientEvent | None = None
@@ -191,7 +191,7 @@ class LiveSession:
             del message, event
 
     async def _take(self, event: ClientEvent) -> None:
-        """Raises ApiError."""
+        """Handle one event of the client. Raises ApiError."""
         match event:
             case AppendAudio():
                 await self._append(event.audio)
@@ -245,7 +245,7 @@ class LiveSession:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def _hear(self, num_bytes: int, read: Callable[[], Float32s]) -> None:
-        """Take the samples that `read` returns, which are made of `num_bytes` bytes. Raises TooManyRequests."""
+        """Detect speech in the samples that `read` decodes on a thread from `num_bytes` bytes. Raises TooManyRequests."""
         turns = self._turns
 
         def work() -> tuple[int, list[Turn]]:
@@ -276,7 +276,7 @@ class LiveSession:
         return num_samples * 1000 // self._rate
 
     async def _end_turn(self) -> None:
-        """End the turn because the client says so. Raises NoAudio."""
+        """End the current speech at the client's request. Raises NoAudio if the speech is too short."""
         await self._hear(0, self._pcm.flush)
         if self._item is None or self._item.transcript.num_samples < MIN_ITEM_S * self._rate:
             raise NoAudio
@@ -296,7 +296,7 @@ class LiveSession:
         return item
 
     async def _commit(self) -> None:
-        """End the item that is spoken."""
+        """End the current item, so that its transcript can be completed."""
         item, self._item = self._item, None
         assert item is not None, "somebody speaks"
         item.transcript.end()
@@ -307,7 +307,7 @@ class LiveSession:
     # --- transcripts --------------------------------------------------------------------------------------------------
 
     async def _transcribe(self) -> None:
-        """Transcribe items in order, until the session is asked to leave and none is left. Raises ClientLeft."""
+        """Transcribe items in order, until the session ends and no item is left. Raises ClientLeft."""
         while True:
             self._news.clear()
             while self._items and (self._items[0].is_dropped or self._items[0].transcript.is_due):
@@ -318,7 +318,7 @@ class LiveSession:
             await self._news.wait()
 
     async def _step(self, item: _Item) -> None:
-        """Transcribe what `item` has now, and send it. Raises ClientLeft."""
+        """Transcribe the available audio of `item`, and send the new text. Raises ClientLeft."""
         try:
             added = "" if item.is_dropped else await item.transcript.step()
         except (ApiError, EngineError) as error:
@@ -341,7 +341,7 @@ class LiveSession:
 
 
 def _event_of(message: str | bytes) -> ClientEvent:
-    """Raises InvalidRequest."""
+    """Decode an event of the client. Raises InvalidRequest."""
     if isinstance(message, bytes):
         raise InvalidRequest("Events are JSON in text messages; this message is binary")
     try:
@@ -351,7 +351,7 @@ def _event_of(message: str | bytes) -> ClientEvent:
 
 
 def _event_id_of(message: str | bytes) -> str | None:
-    """Return the `event_id` of an event that could not be read, if that much of it can."""
+    """Return the `event_id` of an invalid event, or None if it cannot be decoded."""
     try:
         return msgspec.json.decode(message[:MAX_ECHOED_CHARS], type=_Identified).event_id
     except (msgspec.MsgspecError, RecursionError, UnicodeError):

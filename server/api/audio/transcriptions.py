@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: a file of audio to its text, whole or as events."""
+"""Routes POST /v1/audio/transcriptions and /v1/audio/translations: convert an audio file to text, as one response or as events."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def _answer(service: Service, http: Request, kind: type[TranslationForm], 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
-    """A file on its way to text."""
+    """Transcription of one uploaded file."""
 
     service: Service
     loaded: LoadedModel
@@ -100,7 +100,7 @@ class _Work:
     samples: Float32s
 
     async def run(self, note: NoteText | None = None) -> Spoken:
-        """Raises ApiError or EngineError."""
+        """Transcribe the file. `note`: called with new text. Raises ApiError or EngineError."""
         call, began_s = call_of(self.http), time.monotonic()
         spoken = await transcribe(
             self.service.config, call, self.loaded, self.samples, self.request, id=f"transcr-{call.id}", note=note
@@ -109,7 +109,7 @@ class _Work:
         return spoken
 
     def logprobs(self, spoken: Spoken) -> list[api_types.TokenLogprob] | UnsetType:
-        """Return log-probabilities, or UNSET if they were not asked for."""
+        """Return the log-probabilities of the tokens, or UNSET if the client did not request them."""
         if not self.form.wants_logprobs:
             return UNSET
         return api_types.logprobs(spoken, self.loaded.tokenizer)
@@ -119,7 +119,7 @@ class _Work:
 
 
 class _Events:
-    """Source of a transcript's events: what was drawn since the last one, then the whole."""
+    """Source of a transcript's events: first deltas with new text, then the whole text."""
 
     def __init__(self, work: _Work) -> None:
         self._work = work

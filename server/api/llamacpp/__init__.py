@@ -1,1 +1,1 @@
-"""llama.cpp's own API, without its OpenAI routes: converts requests to the core's, and answers to its JSON."""
+"""llama.cpp's own API, except its OpenAI routes: converts its requests to GenerateRequests, and answers to its JSON."""

@@ -24,7 +24,7 @@ class LlamaProbability(LlamaToken):
 
 
 class LlamaTimings(Struct):
-    """Timings in ms and tokens per second. `cache_n` + `prompt_n` is the number of prompt tokens."""
+    """Timings in ms, with rates in tokens per second. The prompt has `cache_n` + `prompt_n` tokens."""
 
     cache_n: int
     prompt_n: int
@@ -38,7 +38,7 @@ class LlamaTimings(Struct):
 
     @classmethod
     def of(cls, generation: Generation, index: int, timings: Timings) -> LlamaTimings:
-        """Return the timings of choice `index`. `prompt_n` counts the prompt tokens that were computed, not cached."""
+        """Return the timings of choice `index`. `prompt_n` counts the prompt tokens that were not in the prefix cache."""
         choice = generation.choices[index]
         cached = choice.num_cached_tokens
         computed = len(generation.requests[index].prompt_ids) - cached
@@ -51,8 +51,8 @@ def _rates(num_tokens: int, seconds: float) -> tuple[int, float, float, float]:
 
 
 class LlamaCompletion(Struct, kw_only=True):
-    """Whole answer, or one piece of a stream. Pieces with `stop` false have fewer fields. With several prompts or `n_cmpl`,
-    the response is a list of these."""
+    """Whole answer, or one piece of a stream. Pieces with `stop` false have fewer fields. If a request has several prompts or
+    `n_cmpl`, the response is a list of these objects."""
 
     index: int
     content: str
@@ -99,7 +99,7 @@ class LlamaSlot(Struct, kw_only=True):
 
 
 class LlamaEmbedding(Struct):
-    """Embedding: one vector, or one per token if the model is served with that task."""
+    """Embedding of one prompt: one vector, or one vector per token if the model is served with that task."""
 
     index: int
     embedding: list[list[float]]

@@ -130,7 +130,7 @@ async def _answer(
 
 
 async def _collect(http: Request, generation: Generation, timings: list[Timings]) -> list[str]:
-    """Return the text of every choice, after all have ended."""
+    """Run the generation to its end. Return the text of every choice."""
     pieces: list[list[str]] = [[] for _ in generation.requests]
 
     def feed(output: Output) -> None:

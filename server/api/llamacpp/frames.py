@@ -1,5 +1,5 @@
-"""Answers of /completion and /infill, whole or streamed. A stream has pieces of content, then one final object per choice
-with the remaining fields."""
+"""Answers of /completion and /infill, whole or streamed. A stream consists of pieces of content, then one final object per
+choice with the remaining fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOWEST = -9999.0  # minus infinity has no JSON
 
 
 def settings(loaded: LoadedModel, params: SamplingParams, stop: Sequence[str], *, stream: bool) -> Json:
-    """Return `generation_settings`: the request's sampling parameters, completed by the model's defaults."""
+    """Return the response field `generation_settings`: the sampling parameters of the request, including the model's defaults."""
     return {
         "n_ctx": loaded.engine.model.max_model_len,
         "model": loaded.name,
@@ -72,7 +72,7 @@ def last(
     loaded: LoadedModel, generation: Generation, index: int, timings: Timings, stop: Sequence[str], *,
     content: str, prompt: str, has_new_line: bool, stream: bool,
 ) -> LlamaCompletion:  # fmt: skip
-    """Return the whole answer of choice `index`, or the last object of its stream."""
+    """Return the final object of choice `index`. If the answer is not streamed, it contains the whole `content`."""
     choice = generation.choices[index]
     found = _piece(generation, index, content, stop=True)
     found.model = loaded.name
@@ -91,7 +91,7 @@ def last(
 
 
 def selected(answer: LlamaCompletion | Json, fields: Sequence[str] | None) -> LlamaCompletion | Json:
-    """Reduce `answer` to `response_fields`; empty `fields` keep all. "a/b" selects field b of a. Missing fields are skipped."""
+    """Return the keys `fields` of `answer`; all if `fields` is empty. "a/b" selects key b of object a. Missing keys are skipped."""
     if not fields:
         return answer
     whole: Json = to_builtins(answer)
@@ -110,7 +110,7 @@ _MISSING = object()
 
 
 class ContentFrames(AnswerFrames):
-    """Frames of one streamed answer. `with_timings`: every piece has timings. `fields`: of the last object, see `selected`."""
+    """Converter of one streamed answer to events. `with_timings`: every piece has timings. `fields`: keys of the last object."""
 
     def __init__(
         self, loaded: LoadedModel, request_id: str, generation: Generation, timings: Sequence[Timings], stop: Sequence[str],

@@ -1,4 +1,4 @@
-"""Conversion of llama.cpp's requests to the core's GenerateRequest."""
+"""Conversion of llama.cpp's requests to GenerateRequests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BANNED: Final = -1e9  # finite, and nothing comes near
 
 
 class Prepared(NamedTuple):
-    """Prepared request. `ignored`: fields without effect."""
+    """Converted request. `ignored`: fields without effect."""
 
     request: GenerateRequest
     ignored: list[str]
 
 
 def of_completion(given: request_types.LlamaCompletionRequest) -> Prepared:
-    """Convert a /completion or /infill request. Raises InvalidRequest."""
+    """Convert a /completion request. Raises InvalidRequest."""
     return _prepared(given, Texts(given.prompts()))
 
 

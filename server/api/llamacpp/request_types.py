@@ -1,6 +1,6 @@
-"""Request types of llama.cpp's /completion and /infill, field by field, with limits.
+"""Request types of llama.cpp's /completion and /infill, with the limits of each field.
 
-Unsupported constraints are rejected by name (`server/http/schema.py`). Unsupported samplers and hints about slots are only
+Unsupported constraints are rejected by name (`server/http/schema.py`). Unsupported samplers and options of slots are only
 reported, because editor plug-ins send them with every request."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PromptItem = str | TokenId | list[str | TokenId] | PromptObject
 
 
 class LlamaEmbeddingRequest(Struct, kw_only=True):
-    """Body of an embedding request. `content`: one or several prompts as in /completion; `input` is a synonym."""
+    """Body of an embedding request. `content`: one or more prompts as in /completion. `input`: synonym of `content`."""
 
     model: Name | None = None
     content: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)] | None = None
@@ -92,11 +92,11 @@ class LlamaCompletionRequest(LlamaRequest, kw_only=True):
 
     @property
     def is_list(self) -> bool:
-        """True if there are several prompts, so that the response is a list. Call `prompts` first."""
+        """True if the request has several prompts. The response is then a list. Call `prompts` first."""
         return isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, each as text or token ids. Raises InvalidRequest."""
+        """Return the prompts. Each is a text or a list of token ids. Raises InvalidRequest."""
         given = self.prompt
         if not isinstance(given, list):
             return [_text_or_ids(given)]

@@ -1,4 +1,4 @@
-"""Answers of llama.cpp's /props and /slots. One slot is reported per sequence that can run, without its prompt."""
+"""Responses of llama.cpp's /props and /slots. A slot is reported for each sequence that can run, without its prompt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def props(loaded: LoadedModel, config: ServerConfig) -> LlamaProps:
 
 
 def slots(loaded: LoadedModel) -> list[LlamaSlot]:
-    """Return all slots; the first ones are busy."""
+    """Return all slots. As many slots are busy as sequences are running."""
     model, num_running = loaded.engine.model, loaded.engine.health().num_running
     return [
         LlamaSlot(id=id, n_ctx=model.max_model_len, is_processing=id < num_running) for id in range(model.max_num_seqs)

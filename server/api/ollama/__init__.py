@@ -1,1 +1,1 @@
-"""Ollama's API: converts requests to the core's, and answers to its JSON lines."""
+"""Ollama's API: converts its requests to GenerateRequests, and answers to its JSON lines."""

@@ -30,11 +30,10 @@ class OllamaMessage(Struct, kw_only=True):
 
 
 class OllamaAnswer(Struct, kw_only=True):
-    """Answer of /api/chat (with `message`) or /api/generate (with `response` and `thinking`). Streams have one JSON line per
-    piece.
+    """Answer of /api/chat (with `message`) or /api/generate (with `response` and `thinking`). A stream has one JSON line per piece.
 
-    A whole answer and the last line have `done` true, the reason, and durations in ns: `load_duration` until the engine
-    received the request, `prompt_eval_duration` from then until the first token."""
+    A whole answer, and the last line of a stream, have `done` true, the reason, and durations in ns. `load_duration` is the time
+    until the engine received the request, `prompt_eval_duration` the time from then until the first token."""
 
     model: str
     created_at: str
@@ -62,7 +61,7 @@ class OllamaModelDetails(Struct):
 
 
 class OllamaListedModel(Struct):
-    """Model of a list. `size` is in bytes."""
+    """Model in a list of models. `size`: in bytes."""
 
     name: str
     model: str
@@ -102,13 +101,13 @@ class OllamaShow(Struct):
 
 
 class OllamaVersion(Struct):
-    """Version of Ollama whose API this server implements."""
+    """Ollama version whose API this server implements."""
 
     version: str
 
 
 class OllamaEmbed(Struct):
-    """Embeddings of all texts, durations in ns, and the number of prompt tokens."""
+    """Embeddings of all texts of a request. Durations are in ns. `prompt_eval_count`: number of prompt tokens."""
 
     model: str
     embeddings: list[list[float]]
@@ -126,7 +125,7 @@ class OllamaStatus(Struct):
 
 
 class OllamaPull(Struct):
-    """Progress of a pull, in bytes."""
+    """Progress of a model's download, in bytes."""
 
     status: str
     digest: str

@@ -63,7 +63,7 @@ async def generate(service: Service, http: Request) -> ASGIApp:
 
 
 async def _load(call: Call, loaded: LoadedModel, given: request_types.OllamaRequest, shape: Shape) -> ASGIApp:
-    """Answer a request without a prompt, which asks to load the model (nothing to do) or to unload it (rejected)."""
+    """Respond to a request without a prompt. Loading the model needs no action; unloading is rejected."""
     if given.unloads:
         raise InvalidRequest(
             "models cannot be unloaded on request; the server unloads one when another needs its memory",

@@ -78,7 +78,7 @@ async def embeddings(service: Service, http: Request) -> ASGIApp:
 
 
 async def _read(service: Service, http: Request, wire: Wire[_Given]) -> tuple[_Given, LoadedModel, ServedPooling]:
-    """Return the body, its model, and that model's pooling. Raises ApiError."""
+    """Read the request body and find its model. Return the body, the model, and the model's pooling. Raises ApiError."""
     loaded = service.lifecycle.require_model()
     given = await read_request(http, wire, service.config, from_any_program=True)
     loaded = await named(call_of(http), loaded, given.model)

@@ -1,7 +1,7 @@
 """Answers of /api/chat and /api/generate, whole or as JSON lines, and errors in Ollama's format.
 
-A stream has one object per piece of text or reasoning and one per complete tool call. The last has the reason and durations;
-an error ends the stream early. A malformed call is sent as text."""
+A stream has one object per piece of text or reasoning, and one per complete tool call. The last object has the reason and
+durations. An error ends the stream early. A malformed call is sent as text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NS = 1_000_000_000
 
 
 class Shape(Protocol):
-    """Keys of text, reasoning and calls in an object: different for chats and completions."""
+    """Builder of an answer's objects. The keys of text, reasoning and calls differ between chats and completions."""
 
     def piece(
         self, model: str, text: str, *, thinking: str = "", calls: Sequence[TranscriptCall] = ()
@@ -65,7 +65,7 @@ def _now() -> str:
 
 
 def whole(model: str, shape: Shape, generation: Generation, transcript: Transcript, timings: Timings) -> OllamaAnswer:
-    """Return the answer to a request that does not stream. `model`: its name in the request."""
+    """Return the whole answer of a request that does not stream. `model`: model name that the client sent."""
     answer = shape.piece(model, transcript.text, thinking=transcript.reasoning, calls=transcript.calls)
     if generation.options.logprobs is not None:
         answer.logprobs = chat_writer(generation.tokenizer, Style())(generation.choices[0].take_logprobs()).content
@@ -73,7 +73,7 @@ def whole(model: str, shape: Shape, generation: Generation, transcript: Transcri
 
 
 def _ended(answer: OllamaAnswer, generation: Generation, timings: Timings) -> OllamaAnswer:
-    """Add the final fields (reason, counts, durations) to `answer`."""
+    """Add the final fields to `answer`: finish reason, token counts and durations."""
     answer.done = True
     answer.done_reason = "length" if generation.choices[0].finish_reason == FinishReason.LENGTH else "stop"
     answer.total_duration = _ns(timings.total_s)
@@ -86,12 +86,12 @@ def _ended(answer: OllamaAnswer, generation: Generation, timings: Timings) -> Ol
 
 
 def _ns(seconds: float) -> int:
-    """Return nanoseconds, at least 1: clients divide by them."""
+    """Convert seconds to ns, at least 1, because clients divide by durations."""
     return max(1, round(seconds * NS))
 
 
 class LineFrames(AnswerFrames):
-    """Frames of one streamed answer, choice 0 of `generation`."""
+    """Converter of one streamed answer (choice 0 of `generation`) to JSON lines."""
 
     def __init__(self, model: str, request_id: str, shape: Shape, generation: Generation, timings: Timings) -> None:
         super().__init__(generation, request_id, lambda error: error_body(error) + b"\n")
@@ -160,7 +160,7 @@ def error_body(error: ApiError) -> bytes:
 
 
 class OllamaErrors:
-    """ErrorShape of Ollama's routes. Statuses are the same as on every route."""
+    """Error format of Ollama's routes. HTTP statuses are the same as in the other APIs."""
 
     def body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error)

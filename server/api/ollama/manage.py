@@ -1,7 +1,7 @@
-"""POST /api/pull and DELETE /api/delete: download and delete models, with --enable-model-management.
+"""Routes POST /api/pull and DELETE /api/delete: download and delete models. They require --enable-model-management.
 
-A pull runs on a thread and streams its progress as JSON lines. A client that disconnects cancels it; the next pull resumes.
-A pulled model is loaded by the first request that names it."""
+A pull runs on a thread and streams its progress as JSON lines. If the client disconnects, the pull is cancelled; the next pull
+resumes the download. A pulled model is loaded by the first request that uses it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _name_of(given: request_types.OllamaManageRequest) -> str:
 
 
 class Pull:
-    """Pull in progress; as a response it streams the progress."""
+    """Download of a model. As a response, it streams the download's progress."""
 
     def __init__(self, library: Library, loaded: LoadedModel, name: str) -> None:
         self._library, self._loaded, self._name = library, loaded, name
@@ -95,8 +95,7 @@ class Pull:
         self._progress: LoadProgress | None = None  # the last; those that nobody has written yet are left out
 
     async def done(self) -> None:
-        """Wait until the model is downloaded and registered. Raises InvalidRequest. Cancelling the call cancels the
-        download."""
+        """Wait until the model is downloaded and registered. Cancelling the call cancels the download. Raises InvalidRequest."""
         loop = asyncio.get_running_loop()
 
         def report(progress: LoadProgress) -> None:

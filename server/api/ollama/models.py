@@ -1,4 +1,4 @@
-"""Ollama's routes of models: /api/tags, /api/ps, /api/show and /api/version. Routes that create models are rejected."""
+"""Ollama's routes about models: /api/tags, /api/ps, /api/show and /api/version. Routes that create models are rejected."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _TOO_FAR = 1.5  # times fewer bits a weight than its type has: it is stored in a
 
 
 def full_name(name: str) -> str:
-    """Return `name` with the tag ":latest" if it has none."""
+    """Return the model name `name` with the tag ":latest" if it has no tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 async def named(call: Call, loaded: LoadedModel, given: str, *, to_chat: bool = False) -> LoadedModel:
-    """Find a model as `lookup.named` does, with or without the tag `:latest`."""
+    """Find the model `given`, with or without the tag ":latest". See `lookup.named`."""
     name = given if loaded.knows(given) else given.removesuffix(LATEST)
     return await lookup.named(call, loaded, name, to_chat=to_chat)
 
@@ -51,7 +51,7 @@ def listed(loaded: LoadedModel, name: str) -> OllamaListedModel:
 
 
 def unloaded(model: SwappedModel[Any]) -> OllamaListedModel:
-    """Describe a served model that has never been loaded."""
+    """Return the list entry of a served model that has never been loaded."""
     called, digest = full_name(model.name), hashlib.sha256(model.name.encode()).hexdigest()
     unknown = OllamaModelDetails(
         parent_model="", format="", family="", families=[], parameter_size="", quantization_level=""
@@ -124,7 +124,6 @@ def details(loaded: LoadedModel) -> OllamaModelDetails:
 
 
 def _family(loaded: LoadedModel) -> str:
-    """Return the model family in Ollama's format: Qwen2ForCausalLM becomes qwen2."""
     architecture = loaded.engine.model.architecture
     return architecture.partition("For")[0].lower() or "unknown"
 
@@ -159,7 +158,7 @@ async def tags(service: Service, http: Request) -> Response:
     error=api_types.OllamaError,
 )  # fmt: skip
 async def ps(service: Service, http: Request) -> Response:
-    """List the loaded models; none while loading."""
+    """List the loaded models. The list is empty while the server loads its first model."""
     loaded = service.lifecycle.loaded
     resident = () if loaded is None else loaded.resident
     return json_response(api_types.OllamaRunningModels([running(each, each.name) for each in resident]))

@@ -1,4 +1,4 @@
-"""Conversion of Ollama's requests to the core's GenerateRequest."""
+"""Conversion of Ollama's requests to GenerateRequests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GENERATE_NAMES: Final = FieldNames({**_SHARED_NAMES, "messages": "prompt"})
 
 
 class Prepared(NamedTuple):
-    """Prepared request. `ignored`: fields without effect. `wants_thinking`: the client asks for reasoning."""
+    """Converted request. `ignored`: fields without effect. `wants_thinking`: the client requests reasoning."""
 
     request: GenerateRequest
     ignored: list[str]
@@ -62,7 +62,7 @@ def of_chat(given: request_types.OllamaChatRequest, loaded: LoadedModel) -> Prep
 
 
 def of_generate(given: request_types.OllamaGenerateRequest, loaded: LoadedModel) -> Prepared:
-    """Convert a completion: through the chat template unless `raw`, or as fill-in-the-middle if there is a `suffix`."""
+    """Convert a /api/generate request: as fill-in-the-middle if it has a `suffix`, else through the template unless it is `raw`."""
     prompt = given.prompt or ""
     templated = bool(loaded.chat_template) and not given.raw and not given.suffix
     if templated:
@@ -137,8 +137,8 @@ def _function(spec: request_types.DescribedFunction) -> ToolFunction:
 
 
 def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[ChatMessage]:
-    """Convert messages. A tool result is matched to a call by id or name, else to the first call without a result: older
-    Ollama clients send no call ids, and chat templates need them."""
+    """Convert messages. Older Ollama clients send no call ids, but chat templates need them. A tool result is therefore matched
+    to a call by id or name, or else to the first call without a result."""
     open_calls: list[PastToolCall] = []
     found: list[ChatMessage] = []
     num_calls = 0
@@ -170,7 +170,7 @@ def chat_messages(given: Sequence[request_types.GivenMessage]) -> list[ChatMessa
 
 
 def _content(text: str | None, images: Sequence[str] | None, where: str) -> Content | None:
-    """Return the content parts of a message: images first, then the text, as in Ollama."""
+    """Return a message's content: the images first, then the text, as in Ollama."""
     if not images:
         return text
     parts = (MediaPart("image", Base64(data), f"{where}[{number}]", "images") for number, data in enumerate(images))

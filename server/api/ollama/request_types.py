@@ -1,7 +1,7 @@
-"""Request types of Ollama's API, field by field, with limits.
+"""Request types of Ollama's API, with the limits of each field.
 
-Also for `options`: unsupported constraints are rejected by name, fields without effect are reported
-(`server/http/schema.py`). Answers are streamed unless `stream` is false."""
+Unsupported constraints are rejected by name, also in `options`. Fields without effect are reported (`server/http/schema.py`).
+Answers are streamed unless `stream` is false."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Think = bool | Literal["none", "low", "medium", "high", "max"]
 
 
 class OllamaOptions(RepeatFields, kw_only=True):
-    """Supported `options` of Ollama. `ignored_options` lists those without effect."""
+    """Supported fields of Ollama's `options`. `ignored_options` lists fields without effect."""
 
     num_predict: Annotated[int, Meta(ge=-2, le=INT64)] | None = None  # 0 and less: as many as the context holds
     num_ctx: Annotated[int, Meta(ge=1, le=INT64)] | None = None  # tokens of context; there are as many as there are
@@ -45,7 +45,7 @@ class GivenFunction(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GivenCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool call of an earlier turn. `index`: accepted here too, because Open WebUI puts it beside the function."""
+    """Tool call of an earlier message. `index` is accepted here and in the function, because Open WebUI sends it here."""
 
     function: GivenFunction
     index: int | None = None
@@ -97,7 +97,7 @@ class OllamaRequest(Struct, kw_only=True):
 
     @property
     def unloads(self) -> bool:
-        """True if the client wants the model unloaded afterwards."""
+        """True if the client requests that the model be unloaded after the answer."""
         return self.keep_alive == 0 or (isinstance(self.keep_alive, str) and self.keep_alive.strip("0hms. ") == "")
 
     def check(self) -> None:
@@ -153,7 +153,7 @@ class OllamaEmbeddingFields(Struct, kw_only=True):
     keep_alive: KeepAlive | None = None  # the model stays loaded, whatever this says
 
     def check(self) -> None:
-        """Do nothing: no fields contradict each other."""
+        """Do nothing, because no fields can contradict each other."""
 
 
 class OllamaEmbedRequest(OllamaEmbeddingFields, kw_only=True):
@@ -163,13 +163,13 @@ class OllamaEmbedRequest(OllamaEmbeddingFields, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(OllamaEmbeddingFields, kw_only=True):
-    """Body of the older /api/embeddings: one text. The vector is not normalised."""
+    """Body of the older route /api/embeddings, with one text. The vector is not normalised."""
 
     prompt: str
 
 
 class OllamaManageRequest(Struct, kw_only=True):
-    """Request to pull, delete, push, create or copy a model; the last three are refused."""
+    """Body of a request to pull, delete, push, create or copy a model. Only pull and delete are supported."""
 
     model: Name | None = None
     name: Name | None = None  # the older name of `model`
@@ -200,7 +200,7 @@ class _GivenOptions(Struct):
 
 
 class _Wire(Wire[T]):
-    """Decoder that also checks the ignored options."""
+    """Request decoder that also checks the ignored options."""
 
     def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
         request = super().decode(body, ignored)

@@ -1,1 +1,1 @@
-"""OpenAI's chat and text completions: wire types in, frames out."""
+"""OpenAI's chat and text completions: converts wire types to GenerateRequests, and answers to responses or events."""

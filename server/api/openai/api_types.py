@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class PromptTokensDetails(Struct):
-    """Numbers of cached tokens and of image, audio and video tokens of the prompts."""
+    """Number of cached tokens, and of image, audio and video tokens, in the prompts."""
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
@@ -24,7 +24,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct, omit_defaults=True):
-    """Numbers of reasoning tokens, and of accepted and rejected draft tokens if the server speculates."""
+    """Number of reasoning tokens, and of accepted and rejected draft tokens with speculative decoding."""
 
     reasoning_tokens: int | UnsetType = UNSET
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -55,12 +55,12 @@ class Usage(Struct):
 
 
 def media_tokens(generation: Generation) -> dict[str, int]:
-    """Return image_tokens, audio_tokens and video_tokens of the prompt, without modalities that it lacks."""
+    """Return the fields image_tokens, audio_tokens and video_tokens of the prompts, without modalities that do not occur."""
     return {f"{modality}_tokens": count for modality, count in generation.num_media_tokens.items()}
 
 
 class Answer(Struct, kw_only=True):
-    """Fields that responses of all generation routes share."""
+    """Fields shared by the responses of all generation routes."""
 
     id: str
     object: str
@@ -72,7 +72,7 @@ class Answer(Struct, kw_only=True):
 
 
 class Function(Struct):
-    """Function call. `arguments`: a JSON object as text, or a piece of it in a delta."""
+    """Function call. `arguments`: text of a JSON object; in a delta, a piece of the text."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
@@ -84,8 +84,8 @@ class Custom(Struct):
 
 
 class ToolCall(Struct, kw_only=True):
-    """Tool call, or in a delta (with `index`) a piece of one. The first piece has id, type and name. The joined arguments,
-    or inputs of a custom tool, are the call's."""
+    """Tool call. In a delta (with `index`), it is a piece of a call: the first piece has id, type and name, and the arguments of
+    all pieces concatenate. The same applies to the input of a custom tool."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -95,7 +95,7 @@ class ToolCall(Struct, kw_only=True):
 
 
 class AssistantMessage(Struct, kw_only=True):
-    """Message of the assistant. `reasoning_content` is an older name of `reasoning`."""
+    """Message of the assistant. `reasoning_content` is the older name of `reasoning`."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -106,7 +106,7 @@ class AssistantMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct):
-    """Choice of a chat. `prompt_token_ids` and `token_ids`: with `return_token_ids`."""
+    """Choice of a chat. `prompt_token_ids` and `token_ids` are set if the request has `return_token_ids`."""
 
     index: int
     message: AssistantMessage
@@ -134,7 +134,7 @@ class ChatDelta(Struct):
 
 
 class ChatChunkChoice(Struct):
-    """Choice of a chunk. With `return_token_ids`, `prompt_token_ids` come once for each choice."""
+    """Choice in a chunk. With `return_token_ids`, the first chunk of each choice has `prompt_token_ids`."""
 
     index: int
     delta: ChatDelta
@@ -146,7 +146,7 @@ class ChatChunkChoice(Struct):
 
 
 class ChatCompletionChunk(Answer, kw_only=True):
-    """One server-sent event (`data: …`). The last one is `data: [DONE]`; an error may replace it."""
+    """One server-sent event (`data: …`). The last event is `data: [DONE]`, or an error."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
@@ -176,7 +176,7 @@ class TextCompletion(Answer, kw_only=True):
 
 
 class TextCompletionChunk(Answer, kw_only=True):
-    """One server-sent event (`data: …`). The last one is `data: [DONE]`; an error may replace it."""
+    """One server-sent event (`data: …`). The last event is `data: [DONE]`, or an error."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]

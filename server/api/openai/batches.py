@@ -1,4 +1,4 @@
-"""Handlers of /v1/files and /v1/batches: uploaded files, and batches that run in the background."""
+"""Handlers of /v1/files and /v1/batches: files of clients, and batches of requests that run in the background."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILE_ID = {"file_id": "The id of a file"}
 
 
 def folder_of(service: Service) -> BatchFolder:
-    """Return the folder of files and batches. Raises BatchesOff without --batch-dir."""
+    """Return the folder with files and batches. Raises BatchesOff without --batch-dir."""
     if service.batch_folder is None:
         raise BatchesOff
     return service.batch_folder
@@ -70,7 +70,7 @@ async def create_file(service: Service, http: Request) -> ASGIApp:
 async def _reading(
     files: FileStore, owner: str | None, http: Request, config: ServerConfig
 ) -> AsyncIterator[FormUpload]:
-    """Read an upload. Its size is reserved meanwhile, so that concurrent uploads cannot exceed the limits."""
+    """Yield an uploaded file. Its size is reserved during the upload, so that parallel uploads cannot exceed the limits."""
     announced = http.headers.get("content-length", "")
     limit = config.max_batch_file_size
     num_bytes = min(int(announced), limit) if announced.isdigit() else limit
@@ -136,7 +136,7 @@ BATCH_ID = {"batch_id": "The id of a batch"}
 
 
 def runner_of(service: Service) -> BatchRunner:
-    """Return the runner of batches. Raises BatchesOff without --batch-dir."""
+    """Return the object that runs batches. Raises BatchesOff without --batch-dir."""
     if service.batches is None:
         raise BatchesOff
     return service.batches

@@ -1,4 +1,4 @@
-"""Handler of POST /v1/completions: one or several prompts, as text or token ids."""
+"""Handler of POST /v1/completions: answers one or more prompts, each a text or a list of token ids."""
 
 from __future__ import annotations
 

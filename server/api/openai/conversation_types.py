@@ -14,7 +14,7 @@ from server.media.part import Base64, MediaPart, Modality, Url, file_part
 
 
 class ImageUrl(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Image by URL. `detail` has no effect: the processor decides."""
+    """Image by URL. `detail` has no effect, because the model's processor determines the resolution."""
 
     url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
@@ -34,7 +34,7 @@ class InputImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field
 
 
 class InputAudio(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Audio in base64. `format` is not used: the file identifies itself."""
+    """Audio in base64. `format` is ignored, because the format is detected from the file's contents."""
 
     data: str
     format: str | None = None
@@ -86,7 +86,7 @@ AnyMediaPart = (
 
 
 def media_part(part: AnyMediaPart, where: str) -> MediaPart:
-    """Convert a part. `where`: its path. Raises InvalidRequest for a part without image, audio or video."""
+    """Convert `part` to a MediaPart. `where`: path of the part. Raises InvalidRequest if the part has no image, audio or video."""
     match part:
         case ImagePart(image_url=given):
             return _of_url("image", given, f"{where}.image_url", "image_url")
@@ -107,7 +107,7 @@ def media_part(part: AnyMediaPart, where: str) -> MediaPart:
 
 
 def input_image(url: str | None, file_id: str | None, where: str) -> MediaPart:
-    """Return the image of a Responses API part. Raises InvalidRequest."""
+    """Convert an image part of the Responses API to a MediaPart. `where`: path of the part. Raises InvalidRequest."""
     if file_id is not None:
         raise UnsupportedParameter(f"{where}.file_id", instead="image_url")
     if url is None:
@@ -116,7 +116,7 @@ def input_image(url: str | None, file_id: str | None, where: str) -> MediaPart:
 
 
 def input_file(data: str | None, file_id: str | None, where: str, kind: str) -> MediaPart:
-    """Return the media part of an attached file. Raises InvalidRequest."""
+    """Convert an attached file to a MediaPart. `where`: path of the part. `kind`: its type name. Raises InvalidRequest."""
     if file_id is not None:
         raise UnsupportedParameter(f"{where}.file_id", instead="file_data")
     if data is None:
@@ -131,14 +131,14 @@ def _of_url(modality: Modality, given: ImageUrl | MediaUrl | str, where: str, ki
 
 
 class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """Text. `cache_control` has no effect: prefixes are cached anyway."""
+    """Text part. `cache_control` has no effect, because prefixes are always cached."""
 
     text: str
     cache_control: Any = None
 
 
 class InputTextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
-    """Text part by the name of the Responses API."""
+    """Text part with the type name of the Responses API."""
 
     text: str
 
@@ -171,7 +171,7 @@ class CalledCustom(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PastCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool call of an earlier turn, of a function or of a custom tool."""
+    """Tool call of an earlier message: of a function or a custom tool."""
 
     id: Name
     type: Literal["function", "custom"] = "function"
@@ -274,7 +274,7 @@ class CustomSpec(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="custom"):
-    """Tool whose call has a text as input instead of JSON arguments."""
+    """Custom tool, whose call has a text as input instead of JSON arguments."""
 
     custom: CustomSpec
 
@@ -327,14 +327,14 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | NamedCustomTool |
 
 
 class TurnFields(TemplateFields, kw_only=True):
-    """Fields that control how messages are rendered to a prompt, for generation and pooling."""
+    """Fields that control how messages are rendered to a prompt. Used for generation and pooling."""
 
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None  # the answer goes on in the last message, the assistant's
 
     def check_messages(self, messages: Sequence[Message]) -> None:
-        """Raise InvalidRequest for fields that contradict each other."""
+        """Raise InvalidRequest if these fields contradict each other or `messages`."""
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt contradict each other: either the last message goes on, or a "
@@ -346,7 +346,7 @@ class TurnFields(TemplateFields, kw_only=True):
 
 
 class ConversationFields(TurnFields, kw_only=True):
-    """Fields of a conversation besides its messages."""
+    """Fields of a conversation other than its messages."""
 
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None  # None: auto, if there are tools

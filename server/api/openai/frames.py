@@ -1,11 +1,11 @@
 """OpenAI's responses: whole bodies, and chunks as server-sent events.
 
-A ResponseShape describes one choice of a route; ids, usage, order and framing are shared. Order of a choice: an opening chunk
-(chat: the role), text, then the last text with finish_reason and stop_reason. After all choices follows the usage chunk, if
-requested. The constant part of a chunk is rendered once per choice, so a token costs the JSON encoding of its text and one
+A ResponseShape formats one choice of a route; ids, usage, order and framing are shared. The chunks of a choice are: an opening
+chunk (in chats the role), text, and the last text with finish_reason and stop_reason. The usage chunk follows all choices, if
+requested. The constant part of a chunk is encoded once per choice. A token then costs only the JSON encoding of its text and one
 join.
 
-If answers consist of events (calls, reasoning), each event has its own chunk, and so has finish_reason."""
+If an answer consists of events (calls, reasoning), each event and finish_reason have chunks of their own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from server.text.events import Text
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Values repeated in every body and chunk of an answer."""
+    """Values that are repeated in every body and chunk of a response."""
 
     id: str
     created: int
@@ -52,7 +52,7 @@ class Envelope:
     shape: ResponseShape
 
     def body(self, generation: Generation, transcripts: Sequence[Transcript]) -> ChatCompletion | TextCompletion:
-        """Return the whole answer, for a request that does not stream. `transcripts`: by choice."""
+        """Return the whole response of a request that does not stream. `transcripts`: one per choice."""
         choices = [
             self._whole(generation, index, transcripts[index], place) for place, index in enumerate(generation.best)
         ]
@@ -65,7 +65,7 @@ class Envelope:
         return answer
 
     def _whole(self, generation: Generation, index: int, transcript: Transcript, place: int) -> ChatChoice | TextChoice:
-        """Return choice `index` as entry `place` of the response."""
+        """Return choice `index` as the response's choice number `place`."""
         choice, options = generation.choices[index], generation.options
         logprobs = None
         if options.logprobs is not None:
@@ -80,7 +80,7 @@ class Envelope:
         return shown
 
     def _of_prompt(self, generation: Generation, index: int) -> PromptLogprobs | UnsetType:
-        """Return the prompt log-probabilities of choice `index`, if requested."""
+        """Return the prompt log-probabilities of choice `index`, or UNSET if the client did not request them."""
         choice, options = generation.choices[index], generation.options
         if options.prompt_logprobs is None or not isinstance(choice, PromptChoice):
             return UNSET
@@ -93,10 +93,10 @@ class Envelope:
 
 
 class ChunkFrames(Frames[Sequence[Output]]):
-    """Frames of one streamed answer. With `include_usage`, other chunks have a null usage, or with `continuous_usage` the usage
-    so far.
+    """Converter of one streamed response to chunks. With `include_usage`, other chunks have a null usage. With `continuous_usage`,
+    they have the usage so far.
 
-    If token ids are requested, the first chunk of a choice has those of its prompt, and each chunk its new ones."""
+    If token ids are requested, the first chunk of a choice contains its prompt's ids, and each chunk its new ids."""
 
     def __init__(
         self, envelope: Envelope, generation: Generation, *, include_usage: bool, continuous_usage: bool = False
@@ -134,7 +134,7 @@ class ChunkFrames(Frames[Sequence[Output]]):
         return b"".join(map(self._frame, outputs))
 
     def writer(self, index: int, connection: Any) -> TokenWriter | None:
-        """Return a writer for the rest of choice `index` if it is only text: see `Choice.writer`."""
+        """Return a writer for the rest of choice `index` if its chunks contain only text, or None. See `Choice.writer`."""
         known = self._plain_choices.get(index)
         if known is None:
             return None
@@ -230,7 +230,7 @@ async def answer(
     request: GenerateRequest,
     shape: ResponseShape,
 ) -> ASGIApp:
-    """Answer `wire`, which was converted to `request`. Raises ApiError, and ClientLeft if the client has left."""
+    """Run `request`, converted from `wire`, and respond. Raises ApiError, or ClientLeft if the client disconnects."""
     call = call_of(http)
     id = shape.id_prefix + call.id
     generation, ignored = await while_waited_for(http.receive, start(service.config, call, loaded, request, id=id))

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: served model names, with OpenAI's and Anthropic's fields."""
+"""Routes GET /v1/models and /v1/models/{id}: list the served model names, with OpenAI's and Anthropic's fields."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from server.models.swaps import SwappedModel
 
 
 class ModelStatus(Struct):
-    """Status of a model, by llama.cpp's names. The next request loads a "sleeping" or "unloaded" model. `failed`: the last
-    load failed."""
+    """Status of a model, with llama.cpp's names. A "sleeping" or "unloaded" model is loaded by the next request. `failed`: the
+    last attempt to load it failed."""
 
     value: Literal["loaded", "sleeping", "loading", "unloaded"]
     failed: bool
@@ -59,7 +59,7 @@ class ModelList(Struct):
 
 
 def card(loaded: LoadedModel, name: str, adapter: Adapter | None = None) -> Json:
-    """Return the card of a model. `adapter`: set if the name is an adapter's."""
+    """Return the description of a model as JSON. `adapter`: the adapter that `name` selects, or None."""
     created = loaded.created if adapter is None else adapter.created
     length = loaded.engine.model.max_model_len
     return {
@@ -81,7 +81,7 @@ def _tasks(loaded: LoadedModel) -> list[str]:
 
 
 def card_of_unloaded(model: SwappedModel[Any]) -> Json:
-    """Return the card of a model that has never been loaded, from its files."""
+    """Return the description of a model that has never been loaded, from its files."""
     known = model.outline
     length = None if known is None else known.max_model_len
     return {
@@ -97,7 +97,6 @@ def card_of_unloaded(model: SwappedModel[Any]) -> Json:
 
 
 def _named(name: str, created: int) -> Json:
-    """Return the fields that all cards share, for both APIs."""
     return {
         "id": name,
         "object": "model",

@@ -1,7 +1,7 @@
-"""Request types of /v1/chat/completions, /v1/completions, /tokenize and /detokenize, field by field, with limits.
+"""Request types of /v1/chat/completions, /v1/completions, /tokenize and /detokenize, with the limits of each field.
 
-Each unsupported field of OpenAI or vLLM is in a table with its neutral values. Other values are rejected by name (see
-`server.http.schema`)."""
+A table lists each unsupported field of OpenAI or vLLM with the values that have no effect. Other values are rejected by name
+(see `server.http.schema`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedSchema(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Named JSON schema. `strict` has no effect: a schema is always enforced."""
+    """Named JSON schema. `strict` has no effect, because schemas are always enforced."""
 
     schema: dict[str, Any] | bool
     name: Name | None = None
@@ -65,19 +65,19 @@ class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_
 
 
 class ObjectFormat(JsonObject, kw_only=True, tag_field="type", tag="json_object"):
-    """Format of a JSON object. `value`: its schema, as TGI's clients send it, for example Hugging Face's InferenceClient."""
+    """Response format "json_object". `value`: JSON schema, as sent by TGI's clients such as Hugging Face's InferenceClient."""
 
     value: dict[str, Any] | str | None = None
 
 
 class JsonFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json"):
-    """TGI's format for JSON that satisfies a schema."""
+    """TGI's response format for JSON that matches a schema."""
 
     value: dict[str, Any] | str
 
 
 class RegexFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="regex"):
-    """TGI's format for text that matches a regular expression."""
+    """TGI's response format for text that matches a regular expression."""
 
     value: Annotated[str, Meta(min_length=1)]
 
@@ -121,16 +121,16 @@ class GenerationRequest(
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives for each token; None without log-probabilities."""
+        """Number of alternatives per token, or None for no log-probabilities."""
         return None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of alternatives for each prompt token; None without log-probabilities."""
+        """Number of alternatives per prompt token, or None for no log-probabilities."""
         return self.prompt_logprobs
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that contradict each other."""
+        """Raise InvalidRequest if fields contradict each other."""
         if self.max_tokens == 0 and self.num_prompt_logprobs is None and not self.echoes:
             raise InvalidRequest("max_tokens 0 requires echo or prompt_logprobs", param="max_tokens")
         if self.stream and self.prompt_logprobs is not None:
@@ -265,7 +265,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, each as text or as token ids."""
+        """Return the prompts. Each is a text or a list of token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         assert self.prompt is not None, "there are embeddings in its place"
@@ -280,7 +280,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class TokenizeRequest(ConversationFields, kw_only=True):
-    """Body of /tokenize: `prompt`, or `messages` with the fields that render them."""
+    """Body of /tokenize: either `prompt`, or `messages` with the fields that control how they are rendered."""
 
     model: Name | None = None
     prompt: str | None = None

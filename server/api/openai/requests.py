@@ -1,4 +1,4 @@
-"""Conversion of OpenAI's wire types to the core's GenerateRequest and Chat."""
+"""Conversion of OpenAI's wire types to GenerateRequest and Chat."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def of_chat(request: ChatRequest) -> GenerateRequest:
 
 
 def of_completion(request: CompletionRequest) -> GenerateRequest:
-    """Convert a completion request. Raises InvalidRequest for texts mixed with token ids."""
+    """Convert a completion request. Raises InvalidRequest if prompts mix texts and token ids."""
     return GenerateRequest(
         prompt=_prompt(request),
         max_tokens=_max_tokens(request),
@@ -73,7 +73,7 @@ def _prompt(request: CompletionRequest) -> Prompt:
 
 
 def chat_of(request: ChatRequest | TokenizeRequest) -> Chat:
-    """Return the conversation of `request`. Raises InvalidRequest if its fields contradict each other."""
+    """Convert the conversation of `request` to a Chat. Raises InvalidRequest if its fields contradict each other."""
     tools, choice = _chosen(request.tools or [], request.tool_choice)
     return Chat(
         messages=_messages(request.messages or []),
@@ -133,7 +133,7 @@ def _max_tokens(request: GenerationRequest) -> int | None:
 
 
 def _constraint(request: GenerationRequest) -> OutputConstraint | None:
-    """Return the output constraint of `request`. Raises InvalidRequest if fields contain different ones."""
+    """Return the output constraint of `request`, or None. Raises InvalidRequest if two fields define different constraints."""
     found: list[OutputConstraint] = []
     match request.response_format:
         case request_types.ObjectFormat(schema=None, value=None):
@@ -154,7 +154,7 @@ def _constraint(request: GenerationRequest) -> OutputConstraint | None:
 
 
 def _tag_of(structured: request_types.StructuralTagFormat) -> Mapping[str, Any]:
-    """Return the structural tag, in its older or newer form."""
+    """Return the structural tag as JSON, in its older or newer form."""
     if structured.structures is None:
         return {"format": structured.format}
     return {"structures": structured.structures, "triggers": structured.triggers}
@@ -174,7 +174,7 @@ def _chosen(
     tools: Sequence[conversation_types.Tool | conversation_types.CustomTool],
     choice: conversation_types.ToolChoice | None,
 ) -> tuple[Sequence[conversation_types.Tool | conversation_types.CustomTool], ToolChoice | None]:
-    """Return the tools that `choice` allows, and the core's choice. Raises InvalidRequest for an unknown tool."""
+    """Return the tools that `choice` allows, and the core's tool choice. Raises InvalidRequest for an unknown tool."""
     match choice:
         case conversation_types.NamedTool() | conversation_types.NamedCustomTool():
             return tools, OnlyFunction(_named(tools, choice).name if tools else choice.name)
@@ -207,8 +207,8 @@ def _messages(messages: Sequence[conversation_types.Message]) -> list[ChatMessag
 
 
 def _message(message: conversation_types.Message, number: int) -> ChatMessage:
-    """Convert a message. Role "developer" becomes "system", and the older function fields become tool calls. A refusal
-    without content becomes the content."""
+    """Convert a message. The role "developer" becomes "system", the older function fields become tool calls, and a refusal
+    becomes the content if there is no other content."""
     calls = list(map(_call, message.tool_calls or []))
     if message.function_call is not None:
         calls.append(_function_call(_legacy_id(number), message.function_call))
@@ -250,6 +250,5 @@ def _function_call(id: str, function: conversation_types.CalledFunction) -> Past
 
 
 def _legacy_id(number: int) -> str:
-    """Return an id for a call in the older format without ids, from its message's index. Mistral's templates need nine
-    characters."""
+    """Return a call id for a function_call of message `number`, which has no id. Mistral's templates require nine characters."""
     return f"call{number:05d}"

@@ -1,4 +1,4 @@
-"""ChatShape and CompletionShape: choices of OpenAI's responses, whole and in chunks."""
+"""Formats of the choices in OpenAI's responses, whole and in chunks: ChatShape and CompletionShape."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class CompletionShape:
 
 
 class ChatShape:
-    """Shape of chat responses. Reasoning is sent under both names that clients support.
+    """Format of chat choices. Reasoning is sent under both names that clients support.
 
-    A malformed tool call in a stream is repeated in full as content: the client has received part of it, and finish_reason
-    requests no call. A call cut off by the token limit remains a call with incomplete arguments, as with OpenAI, and
-    finish_reason is "length". Calls of custom tools have a text as input, which is streamed."""
+    If a streamed tool call is malformed, its whole text is sent again as content: the client has received a part of it, and
+    finish_reason does not request a call. As with OpenAI, a call that the token limit cuts off remains a call with incomplete
+    arguments, and finish_reason is "length". The input of custom tools is streamed as text."""
 
     id_prefix = "chatcmpl-"
     answer = api_types.ChatCompletion
@@ -117,12 +117,12 @@ class ChatShape:
         return begun
 
     def _rest(self, choice: int) -> list[api_types.ToolCall]:
-        """Return the unsent rest of the input of ended custom tool calls."""
+        """Return deltas with the remaining input of the choice's custom tool calls, which have ended."""
         readers = self._readers.pop(choice, {})
         return [_input_delta(index, rest) for index, reader in readers.items() if (rest := reader.end())]
 
     def _message(self, transcript: Transcript) -> api_types.AssistantMessage:
-        """Return the whole message. `content` is null if there is reasoning or a call but no text."""
+        """Return the whole message. `content` is null if there is reasoning or a call, but no text."""
         text, reasoning, calls = transcript.text, transcript.reasoning, transcript.calls
         if transcript.cut_off is not None:
             call, written = transcript.cut_off

@@ -1,1 +1,1 @@
-"""The server's own routes: health, metrics, sleep, profiles, tokens, adapters, the dashboard."""
+"""Routes to operate the server: health, metrics, sleep, profiles, tokens, adapters and the dashboard."""

@@ -1,9 +1,8 @@
-"""State of the server: GET /health with /live, /ready and /generate, /ping, /load, /version and /metrics.
+"""Routes about the server's state: GET /health with /live, /ready and /generate, /ping, /load, /version and /metrics.
 
-/health routes return 200, or 503 with a reason. `live`: False if only a restart can help. `ready`, and plain `/health`:
-requests are accepted and steps settle at their usual speed. `generate`: a token is really computed. After consecutive failed
-steps only a successful step can end the failure, so a check then computes one. A sleeping model is not woken by health
-checks."""
+/health routes return 200, or 503 with a reason. /health/live fails if only a restart can help. /health and /health/ready succeed
+if requests are accepted and engine steps complete at their usual speed. /health/generate computes a token. After consecutive
+failed steps, every check computes a token, since only a successful step ends the failure. Health checks wake no sleeping model."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from server.http.metrics import exposition, registry
 
 
 class Health(Struct):
-    """Body of /health. `running` and `waiting` once a model is loaded; `sleep_level` while it sleeps; `phase` to `unit`
-    while it loads; `reason` when it failed; `models`: status of several models."""
+    """Body of /health. `running`, `waiting`: numbers of sequences. `sleep_level`: set while the model sleeps. `phase` to `unit`:
+    progress while it loads. `reason`: set after a failure. `models`: status of each of several models."""
 
     status: Literal["ok", "loading", "draining", "failed"]
     running: int | UnsetType = UNSET

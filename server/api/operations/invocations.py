@@ -1,4 +1,4 @@
-"""POST /invocations: SageMaker's route. A body with `messages` is a chat, with `prompt` a completion."""
+"""Route POST /invocations of SageMaker. A body with `messages` is a chat request, a body with `prompt` a completion request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from server.http.schema import Json, readable
 
 
 class Invocation(Struct):
-    """Body of /v1/chat/completions or of /v1/completions."""
+    """Body of /v1/chat/completions or /v1/completions."""
 
     messages: list[dict[str, Any]] | UnsetType = UNSET
     prompt: str | list[Any] | UnsetType = UNSET
 
 
 class _Kind(Struct):
-    """Fields that distinguish a chat from a completion. Values are skipped, not built."""
+    """Fields that distinguish a chat request from a completion request. Their values are not decoded."""
 
     messages: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
@@ -54,7 +54,7 @@ async def invoke(service: Service, http: Request) -> ASGIApp:
 
 
 def _is_chat(body: bytes) -> bool:
-    """Return whether `body` is a chat rather than a completion. Raises InvalidRequest if it is neither."""
+    """Return True if `body` is a chat request, False for a completion request. Raises InvalidRequest if it is neither."""
     try:
         kind = readable(_KIND.decode, body)
     except msgspec.ValidationError:
@@ -65,7 +65,7 @@ def _is_chat(body: bytes) -> bool:
 
 
 def _with_body(http: Request, body: bytes) -> Request:
-    """Return `http` with its body put back, so that a handler can read it."""
+    """Return a request like `http` whose body, already read, can be read again."""
     unread = [body]
 
     async def receive() -> Message:

@@ -1,6 +1,6 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM: load and unload adapters at run time.
+"""Routes POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM: load and unload adapters at run time.
 
-Permission is checked in `server/http/auth.py`, the folder in `server/models/adapters.py`."""
+`server/http/auth.py` checks permissions, and `server/models/adapters.py` checks the adapter's folder."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ LoraName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class LoadLoraAdapter(Struct, kw_only=True):
-    """Body of loading an adapter. `lora_path`: a PEFT folder below --lora-dir. `load_inplace`: replace one with this name;
-    running requests keep theirs."""
+    """Body of a request to load an adapter. `lora_path`: PEFT folder below --lora-dir. `load_inplace`: replace the adapter with
+    this name; running requests continue with the old adapter."""
 
     lora_name: LoraName
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
     load_inplace: bool | None = None
 
     def check(self) -> None:
-        """Do nothing: the field types check everything."""
+        """Do nothing, because the field types check all values."""
 
 
 class UnloadLoraAdapter(Struct, kw_only=True):
     lora_name: LoraName
 
     def check(self) -> None:
-        """Do nothing: the field types check everything."""
+        """Do nothing, because the field types check all values."""
 
 
 class LoraLoaded(Struct):
@@ -60,7 +60,7 @@ LOAD, UNLOAD = Wire(LoadLoraAdapter, {}), Wire(UnloadLoraAdapter, {})
 
 
 def adapters_of(loaded: LoadedModel) -> AdapterClient:
-    """Return the client for adapters. Raises AdaptersOff without --enable-lora."""
+    """Return the engine's interface to load and unload adapters. Raises AdaptersOff without --enable-lora."""
     if loaded.engine.adapters is None:
         raise AdaptersOff
     return loaded.engine.adapters

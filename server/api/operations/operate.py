@@ -1,6 +1,6 @@
 """Routes for operators: POST /reset_prefix_cache, /abort_requests and /drain, GET and POST /log_level.
 
-`server/http/auth.py` decides who may use them."""
+`server/http/auth.py` checks who may call these routes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BODILESS = (403, 415, 503)
 
 
 def check_origin(http: Request) -> None:
-    """Reject requests of foreign web pages by their media type: browsers send ours only after a preflight.
+    """Reject requests from web pages of other origins: browsers send this server's media type only after a preflight request.
 
-    Raises WrongContentType."""
+    Raises WrongContentType if the request has an Origin header and another media type."""
     if "origin" in http.headers:
         given = http.headers.get("content-type")
         if (given or "").partition(";")[0].strip().lower() != JSON:
@@ -47,7 +47,7 @@ async def reset_prefix_cache(service: Service, http: Request) -> Response:
 
 
 class AbortRequests(Struct, kw_only=True):
-    """Body of an abort: either `request_ids` (X-Request-Id, log or response ids) or `abort_all`."""
+    """Body of a request to abort. Either `request_ids` (ids from X-Request-Id, the log or responses) or `abort_all`."""
 
     request_ids: list[RequestId] | None = None
     abort_all: bool | None = None
@@ -58,7 +58,7 @@ class AbortRequests(Struct, kw_only=True):
 
 
 class Aborted(Struct):
-    """Number of sequences that were aborted."""
+    """Response to an abort, with the number of sequences that were aborted."""
 
     aborted: int
 
@@ -103,7 +103,7 @@ class LogLevel(Struct, kw_only=True):
     level: Level
 
     def check(self) -> None:
-        """Do nothing: the type checks everything."""
+        """Do nothing, because the field type checks the value."""
 
 
 LEVEL = Wire(LogLevel, {})

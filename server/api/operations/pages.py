@@ -1,6 +1,6 @@
-"""Static pages: the chat page at /, API documentation at /docs, and the server's activity at /dashboard.
+"""Web pages: the chat page at /, API documentation at /docs, and the server's activity at /dashboard.
 
-The dashboard reads /dashboard/feed, one event per second, and /dashboard/texts, the text of a request."""
+The dashboard reads /dashboard/feed, which sends one event per second, and /dashboard/texts, the text of one request."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def dashboard(service: Service, http: Request) -> Response:
 
 
 class TextsQuery(Struct, kw_only=True):
-    """Query of a request's texts. `id`: the sequence's id in the feed."""
+    """Query parameters for a request's texts. `id`: id of the sequence in the feed."""
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -108,7 +108,7 @@ async def feed(service: Service, http: Request) -> ASGIApp:
 
 
 class _FeedResponse:
-    """Response that streams the feed, and stops observing when the client disconnects."""
+    """Response that streams the feed until the client disconnects."""
 
     def __init__(self, feed: Feed, ping_interval_s: float) -> None:
         self._feed = feed

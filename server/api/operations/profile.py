@@ -1,4 +1,4 @@
-"""POST /start_profile and /stop_profile, as in vLLM: trace the engine's steps and the event loop."""
+"""Routes POST /start_profile and /stop_profile, as in vLLM: trace the engine's steps and the event loop."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ MAX_STEPS = 1_000_000
 
 
 class StartProfile(Struct, kw_only=True):
-    """Body of starting a profile. `delay_iterations`: steps before it begins; `max_iterations`: steps after which it ends,
-    otherwise /stop_profile ends it. `profile_prefix`: start of the file's name."""
+    """Body of a request to start a profile. `delay_iterations`: number of steps before the trace starts. `max_iterations`:
+    number of steps to trace; without it, /stop_profile ends the trace. `profile_prefix`: prefix of the file name."""
 
     profile_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "oneloop"
     delay_iterations: Annotated[int, Meta(ge=0, le=MAX_STEPS)] = 0
     max_iterations: Annotated[int, Meta(ge=1, le=MAX_STEPS)] | None = None
 
     def check(self) -> None:
-        """Do nothing: the types check everything."""
+        """Do nothing, because the field types check all values."""
 
 
 START = Wire(StartProfile, {})
 
 
 class Profile(Struct):
-    """Response with the path of the finished trace on the server, for ui.perfetto.dev or chrome://tracing."""
+    """Path of the finished trace file on the server. Open the file in ui.perfetto.dev or chrome://tracing."""
 
     path: str
 
 
 @cache
 def _temporary_folder() -> Path:
-    """Return a folder that only this user can read."""
+    """Create a folder that only this user can read, and return its path."""
     return Path(tempfile.mkdtemp(prefix="oneloop-profiles-"))
 
 

@@ -1,4 +1,4 @@
-"""POST /sleep and /wake_up, GET /is_sleeping, as in vLLM: free weights and KV cache until the next request."""
+"""Routes POST /sleep and /wake_up, GET /is_sleeping, as in vLLM: free weights and KV cache until the next request."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from server.models.model import Engines
 
 
 class SleepQuery(Struct, kw_only=True):
-    """Query of sleep. `level` 1 keeps weight files in the page cache, 2 does not. `mode`: wait for running requests or abort
-    them."""
+    """Query parameters of /sleep. `level`: 1 keeps the weight files in the page cache, 2 does not. `mode`: wait for running
+    requests, or abort them."""
 
     level: Annotated[int, Meta(ge=1, le=2)] = 1
     mode: Literal["abort", "wait"] = "abort"

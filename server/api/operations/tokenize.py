@@ -1,5 +1,5 @@
-"""POST /tokenize and /detokenize with the ids and texts of the generation routes; GET /tokenizer_info with the fields of
-tokenizer_config.json, for clients that tokenise themselves."""
+"""Routes POST /tokenize and /detokenize, with the same ids and texts as the generation routes. GET /tokenizer_info returns the
+fields of tokenizer_config.json, for clients that tokenise."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _text(loaded: LoadedModel, ids: list[int]) -> Pieces[Response]:
 
 
 class TokenizerInfo(Struct):
-    """Tokenizer of the model. Special tokens and chat template are null if the model has none."""
+    """Properties of the model's tokenizer. Special tokens and the chat template are null if the model has none."""
 
     tokenizer_class: str
     model_max_length: int

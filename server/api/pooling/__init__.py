@@ -1,1 +1,1 @@
-"""Routes of pooling models: prompts become vectors, classes and scores."""
+"""Routes of pooling models: compute vectors, classes and scores of prompts."""

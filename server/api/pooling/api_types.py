@@ -1,7 +1,7 @@
 """Response types of the pooling routes, for encoding and for the OpenAPI document.
 
-A field whose default is UNSET is omitted unless it is set; all other fields are always present. Vectors are encoded one by
-one, so fields of numbers accept encoded JSON."""
+A field whose default is UNSET is omitted unless it is set; all other fields are always present. Vectors are encoded one by one,
+so fields for vectors also accept encoded JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PoolingUsage(Struct):
 
 
 class Listed(Struct, kw_only=True):
-    """OpenAI's list of results."""
+    """List of results, in OpenAI's format."""
 
     id: str
     object: Literal["list"] = "list"
@@ -42,7 +42,7 @@ class Listed(Struct, kw_only=True):
 
 
 class Embedding(Struct, kw_only=True):
-    """Embedding: numbers, or base64 of little-endian float32."""
+    """Embedding of one input: a list of floats, or base64 of little-endian float32."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -54,7 +54,7 @@ class Embeddings(Listed, kw_only=True):
 
 
 class PooledData(Struct, kw_only=True):
-    """Pooled data: one vector, one for each token, or base64 of them."""
+    """Pooling result of one input: one vector, one vector per token, or base64 of them."""
 
     object: Literal["pooling"] = "pooling"
     index: int
@@ -110,7 +110,7 @@ class CohereTokens(Struct):
 
 
 class CohereMeta(Struct):
-    """Metadata as Cohere's clients read them."""
+    """Metadata of a response, in Cohere's format."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -122,7 +122,7 @@ class CohereMeta(Struct):
 
 
 class Ranking(Struct):
-    """Response of a reranking request. `results`: the best document first."""
+    """Response to a reranking request. `results`: documents in descending order of relevance."""
 
     id: str
     model: str
@@ -132,7 +132,7 @@ class Ranking(Struct):
 
 
 class EmbeddingsByType(Struct, rename={"float_": "float"}):
-    """Embeddings of the requested types."""
+    """Embeddings of all texts, in each requested number type."""
 
     float_: list[list[float]] | UnsetType = UNSET
     int8: list[list[int]] | UnsetType = UNSET
@@ -143,7 +143,7 @@ class EmbeddingsByType(Struct, rename={"float_": "float"}):
 
 
 class CohereEmbeddings(Struct, kw_only=True):
-    """Answer of embeddings: by type, or a list of floats for older clients that request no type."""
+    """Response with embeddings: by number type, or as a list of floats for older clients that request no type."""
 
     id: str
     response_type: Literal["embeddings_by_type", "embeddings_floats"]

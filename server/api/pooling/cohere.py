@@ -1,4 +1,4 @@
-"""Cohere's embeddings: /v2/embed, and /v1/embed for older clients."""
+"""Cohere's embedding routes: /v2/embed, and /v1/embed for older clients."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class MixedInput(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class EmbedRequest(Struct, kw_only=True):
-    """Body of Cohere's embed: `texts`, or `inputs`, whose text parts are lines of one text. `max_tokens`: of a text, with
-    special tokens."""
+    """Body of Cohere's embedding request. `texts`, or `inputs`: the text parts of each input are joined by line breaks.
+    `max_tokens`: maximum number of tokens per text, with special tokens."""
 
     model: Name | None = None
     texts: list[str] | None = None
@@ -83,7 +83,7 @@ class EmbedRequest(Struct, kw_only=True):
         return "inputs" if self.texts is None else "texts"
 
     def written(self) -> list[str]:
-        """Return the texts. Raises TextOnly for images."""
+        """Return the texts to embed. Raises TextOnly for images."""
         if self.texts is not None:
             return self.texts
         return [_lines(given, f"inputs[{number}]") for number, given in enumerate(self.inputs or ())]
@@ -103,7 +103,7 @@ WIRE: Wire[EmbedRequest] = Wire(EmbedRequest, {"images": ([],)})
 
 
 def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[PoolRequest, bool]:
-    """Convert a request. Also return False if `input_type` is given and has no effect. `context`: maximum tokens of a prompt.
+    """Convert a request. Return the PoolRequest, and False if `input_type` was given but has no effect. `context`: in tokens.
 
     Raises InvalidRequest."""
     task: PoolingTask = "embed"
@@ -137,7 +137,7 @@ def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[
 
 
 def _prefix(input_type: str | None, prompts: Prompts) -> str | None:
-    """Return the model's prompt for texts of this type, or None. Raises InvalidRequest for an unknown type."""
+    """Return the model's prefix for texts of type `input_type`, or None. Raises InvalidRequest for an unknown type."""
     if input_type is None:
         return prompts.text(None, "input_type")
     for name in (input_type, *_PROMPT_NAMES.get(input_type, ())):
@@ -150,7 +150,7 @@ def _prefix(input_type: str | None, prompts: Prompts) -> str | None:
 
 
 def check_lengths(given: EmbedRequest, pooled: Sequence[PooledInput]) -> None:
-    """Raise ContextLengthExceeded for a text longer than `max_tokens` if `truncate` is off."""
+    """Raise ContextLengthExceeded if `truncate` is "NONE" and a text has more than `max_tokens` tokens."""
     if given.truncate != "NONE" or given.max_tokens is None:
         return
     for number, each in enumerate(pooled):
@@ -162,7 +162,7 @@ def check_lengths(given: EmbedRequest, pooled: Sequence[PooledInput]) -> None:
 
 
 def embed_parts(given: EmbedRequest, id: str, pooled: Sequence[PooledInput], *, older: bool = False) -> Parts:
-    """Write the response in parts. `older`: without requested types, embeddings are a plain list of floats."""
+    """Yield the response in encoded parts. `older`: if the client requested no types, the embeddings are a plain list of floats."""
     floats = older and given.embedding_types is None
     num_tokens = sum(each.num_tokens for each in pooled)
     hole: Any = HOLE

@@ -1,4 +1,4 @@
-"""Scores of text pairs: by a cross-encoder's head, by cosine of vectors, or by MaxSim of token vectors (ColBERT)."""
+"""Scores of text pairs: from a cross-encoder, from the cosine of two vectors, or from MaxSim of token vectors (ColBERT)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PIECE_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of texts. `request`: the pairs, or all first texts followed by all second ones; a single first text is
-    compared with all. `by_odds`: the score is the difference of a pair's "yes" and "no" logits."""
+    """Scoring of text pairs. `request`: its inputs are the pairs, or all first texts and then all second texts. A single first
+    text is compared with every second text. `by_odds`: the score is the pair's "yes" logit minus its "no" logit."""
 
     scoring: Scoring
     request: PoolRequest
@@ -29,14 +29,14 @@ class Comparison:
     by_odds: bool = False
 
     async def scores(self, call: Call, pooled: Sequence[PooledInput]) -> list[float]:
-        """Return one score per second text. `pooled`: results of the inputs of `request`, in order."""
+        """Return one score per second text. `pooled`: one result per input of `request`, in order."""
         if self.scoring == "cross-encoder":
             return [each.numbers[-1] - (each.numbers[0] if self.by_odds else 0.0) for each in pooled]
         pairs = [(one.numbers, other.numbers) for one, other in self.sides(pooled)]
         return await call.run_pieces(sum(cost_of(*pair) for pair in pairs), _compared(pairs))
 
     def sides(self, pooled: Sequence[PooledInput]) -> list[tuple[PooledInput, ...]]:
-        """Return the results behind each score: one of a pair, or two of separate texts."""
+        """Return the results that each score is computed from: one result for a pair, or two for separate texts."""
         if self.scoring == "cross-encoder":
             return [(each,) for each in pooled]
         first, second = list(pooled[: self.num_first]), pooled[self.num_first :]
@@ -45,19 +45,19 @@ class Comparison:
 
 
 def cosine(first: memoryview, second: memoryview) -> float:
-    """Return the cosine of two vectors [D], -1 to 1; 0 if one is a zero vector."""
+    """Return the cosine similarity of two vectors [D], from -1 to 1. It is 0 if a vector is zero."""
     a, b = as_array(first), as_array(second)
     length = float((a @ a) * (b @ b)) ** 0.5
     return max(-1.0, min(1.0, float(a @ b) / length)) if length else 0.0
 
 
 def max_sim(first: memoryview, second: memoryview) -> float:
-    """Return the MaxSim of token vectors [Q, D] and [T, D]: for each query token the largest dot product, summed."""
+    """Return the MaxSim of token vectors [Q, D] and [T, D]: the sum, over query tokens, of the largest dot product."""
     return float((as_array(first) @ as_array(second).T).max(axis=1).sum())
 
 
 def cost_of(first: memoryview, second: memoryview) -> int:
-    """Return the cost of comparing two results, in characters of tokenising."""
+    """Estimate the cost of comparing two results, as a number of characters to tokenise."""
     products = first.nbytes // first.itemsize * (len(second) if second.ndim == 2 else 1)
     return PAIR_CHARS + products // NUMBERS_PER_CHAR
 

@@ -1,7 +1,7 @@
-"""Encoding of texts and pairs to token ids for pooling, truncated if requested; large inputs are encoded off the event loop.
+"""Encoding of texts and pairs to token ids for pooling, truncated if requested. Large inputs are encoded off the event loop.
 
-Special tokens around a text are kept when it is truncated. An input that is too long is rejected with its field's name,
-after encoding only its beginning."""
+Truncation keeps the special tokens around a text. If an input is too long, only its beginning is encoded, and the error names
+its field."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ BATCH = 64  # short texts that go to the tokenizer in one call
 
 
 class EncodedInput(NamedTuple):
-    """Encoded input. `token_type_ids`: None if all are 0."""
+    """Token ids of one input. `token_type_ids`: None if all are 0."""
 
     ids: list[int]
     token_type_ids: list[int] | None = None
 
 
 def cost_of(given: Input) -> int:
-    """Return the cost of encoding `given`, in characters."""
+    """Estimate the cost of encoding `given`, as a number of characters."""
     match given:
         case PoolText(content=content):
             return CHARS_PER_PROMPT + len(content)
@@ -42,7 +42,6 @@ def cost_of(given: Input) -> int:
 
 
 def _limit(loaded: LoadedModel, request: PoolRequest) -> int:
-    """Return the maximum tokens of a prompt. Raises InvalidRequest if the truncation exceeds the context."""
     context, truncation = loaded.engine.model.max_model_len, request.truncation
     if truncation is None or truncation.num_tokens == -1:
         return context
@@ -54,7 +53,7 @@ def _limit(loaded: LoadedModel, request: PoolRequest) -> int:
 
 
 class InputEncoder:
-    """Encoder of one request. A first text that many pairs share is tokenised once."""
+    """Encoder of one request's inputs. A first text that consecutive pairs share is tokenised once."""
 
     def __init__(self, loaded: LoadedModel, request: PoolRequest) -> None:
         self._loaded = loaded
@@ -68,7 +67,7 @@ class InputEncoder:
         self._last_first: tuple[PoolText, list[int]] | None = None
 
     async def encoded(self, call: Call, inputs: Sequence[Input]) -> list[EncodedInput]:
-        """Return the ids of `inputs`, a consecutive part of the request's. Raises InvalidRequest."""
+        """Encode `inputs`, a consecutive part of the request's inputs. Raises InvalidRequest."""
         if isinstance(inputs[0], Chat):
             return [await self._chat(call, inputs[0])]
         return await call.run_pieces(sum(map(cost_of, inputs)), self.pieces(inputs))
@@ -100,7 +99,7 @@ class InputEncoder:
         return found
 
     def _batch(self, inputs: Sequence[Input], start: int) -> list[PoolText]:
-        """Return the texts from `start` on that can be encoded in one call: short and not truncated."""
+        """Return the texts from index `start` on that can be encoded in one call: short texts without truncation."""
         found: list[PoolText] = []
         num_chars = 0
         for given in inputs[start : start + BATCH]:
@@ -150,7 +149,7 @@ class InputEncoder:
         return self.checked(ids, pair.name)._replace(token_type_ids=types if known else None)
 
     def _templated(self, pair: Pair, template: ScoreTemplate) -> Pieces[EncodedInput]:
-        """Encode a pair in the model's prompt. Only the two texts are truncated, never the prompt around them."""
+        """Encode a pair with the model's prompt template. Only the two texts are truncated, not the template's text."""
         cuts = self._request.truncation is not None
         first, second = str(pair.first.content), str(pair.second.content)
         ids: tuple[list[int], list[int]] = ([], [])
@@ -173,12 +172,12 @@ class InputEncoder:
             first, second = self._texts(ids)
 
     def _texts(self, ids: tuple[list[int], list[int]]) -> tuple[str, str]:
-        """Decode two lists of ids to texts, without characters that truncation split."""
+        """Decode two lists of token ids to texts, without incomplete characters at their ends."""
         first, second = (self._tokenizer.decode(each, skip_special_tokens=False).strip("\ufffd") for each in ids)
         return first, second
 
     def _rendered(self, template: ScoreTemplate, first: str, second: str, name: Field) -> Pieces[list[int]]:
-        """Render and encode a pair. Control tokens in the texts are text, unless the server allows them."""
+        """Render and encode a pair. Special tokens in the texts are encoded as text, unless the server allows special tokens."""
         shield = None if self._loaded.allow_special_tokens else Shield(self._tokenizer.control)
         try:
             text, escaped = template.render(shield, first, second, self._request.instruction)
@@ -192,13 +191,13 @@ class InputEncoder:
         )  # fmt: skip
 
     def _first(self, pair: Pair, prefix: str) -> Pieces[list[int]]:
-        """Return the ids of a pair's first text, from a cache if possible."""
+        """Return the token ids of a pair's first text. The last first text is cached."""
         if self._last_first is None or self._last_first[0] is not pair.first:
             self._last_first = pair.first, (yield from self._content(pair.first, prefix))
         return self._last_first[1]
 
     def _content(self, text: PoolText, prefix: str) -> Pieces[list[int]]:
-        """Return the ids of a text without special tokens, truncated to its own limit."""
+        """Return the token ids of `text` without special tokens, truncated to the text's own limit."""
         if isinstance(text.content, list):
             yield from check_ids(text.content, self._loaded.engine.model.vocab_size, text.name)
             ids = text.content
@@ -221,7 +220,7 @@ class InputEncoder:
         return ids[-num_tokens:] if from_left else ids[:num_tokens]
 
     def _cut_longest(self, first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
-        """Truncate the longer of two texts to fit `room`, as tokenizers do; at equal length, the second."""
+        """Truncate two texts to `room` tokens in total, as tokenizers do: the longer one first, or the second if they are equal."""
         half = room // 2
         if len(first) <= half:
             return first, self._cut(second, room - len(first))
@@ -232,7 +231,7 @@ class InputEncoder:
         return self._cut(first, halves[0]), self._cut(second, halves[1])
 
     def _room(self, num_around: int) -> int:
-        """Return the number of tokens left for texts. Raises InvalidRequest if truncation leaves none."""
+        """Return the number of tokens left for texts besides `num_around` special tokens. Raises InvalidRequest if none is left."""
         if self._limit <= num_around:
             raise InvalidRequest(
                 TRUNCATE, f" {self._limit} leaves no room for text besides {num_around} special tokens", param=TRUNCATE
@@ -240,7 +239,7 @@ class InputEncoder:
         return self._limit - num_around
 
     def checked(self, ids: list[int], name: Field) -> EncodedInput:
-        """Wrap `ids`. Raises InvalidRequest for an empty prompt, ContextLengthExceeded for one that is too long."""
+        """Return `ids` as an EncodedInput. Raises InvalidRequest if `ids` is empty, ContextLengthExceeded if it is too long."""
         if not ids:
             raise InvalidRequest(name, " is empty: at least one token is required", param=name)
         if len(ids) > self._context:

@@ -1,4 +1,4 @@
-"""Common steps of pooling routes: read a body, find its model, pool, and write an answer vector by vector."""
+"""Common steps of pooling routes: read the body, find the model, run the pooling, and write the response vector by vector."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Parts = Iterator[tuple[bytes, int]]  # of a JSON body, each with how many number
 
 
 async def read(service: Service, http: Request, wire: Wire[T]) -> tuple[T, LoadedModel]:
-    """Return the body and the model that it names. Raises ApiError."""
+    """Read the request body. Return the body, and the model that it selects. Raises ApiError."""
     loaded = service.lifecycle.require_model()
     given: Any = await read_request(http, wire, service.config)
     return given, await lookup.pooled_by(call_of(http), loaded, given.model)
@@ -41,17 +41,17 @@ async def read(service: Service, http: Request, wire: Wire[T]) -> tuple[T, Loade
 async def pooled_for(
     service: Service, loaded: LoadedModel, http: Request, request: PoolRequest, *, prefix: str
 ) -> tuple[str, list[PooledInput]]:
-    """Return the response id, which begins with `prefix`, and the pooled inputs of `request`.
+    """Run `request`. Return the response's id, which begins with `prefix`, and one result per input.
 
-    Raises ApiError, EngineError, EngineFailed, and ClientLeft if the client has left."""
+    Raises ApiError, EngineError, EngineFailed, or ClientLeft if the client disconnects."""
     id = prefix + call_of(http).id
     work = pooled(service.config, call_of(http), loaded, request, id=id)
     return id, await while_waited_for(http.receive, work)
 
 
 async def written(call: Call, parts: Parts, results: Sequence[PooledInput], num_kinds: int = 1) -> ASGIApp:
-    """Return a response of `parts`, encoded off the loop if `results` have many numbers. `num_kinds`: encodings of each
-    number."""
+    """Return a response that consists of `parts`. It is encoded on a thread if `results` have many floats. `num_kinds`: number
+    of encodings of each float."""
     num_numbers = num_kinds * sum(each.numbers.nbytes // 4 for each in results)
     cost = num_numbers // NUMBERS_PER_CHAR + CHARS_PER_RESULT * len(results)
     return ChunkedJson(await call.run_pieces(cost, chunks(parts)))
@@ -60,7 +60,8 @@ async def written(call: Call, parts: Parts, results: Sequence[PooledInput], num_
 async def listed(
     call: Call, kind: type[Listed], id: str, model: str, items: Iterable[tuple[Struct, int]], results: Sequence[PooledInput]
 ) -> ASGIApp:  # fmt: skip
-    """Return a list response of `kind`. `items`: each entry with the number of floats in it. `results`: for the usage."""
+    """Return a response with a list of type `kind`. `items`: entries with their numbers of floats. `results`: for the usage
+    field."""
     hole: Any = HOLE
     body = kind(id=id, created=int(time.time()), model=model, data=hole, usage=PoolingUsage.of(results))
     parts = ((encode(item), count) for item, count in items)
@@ -68,7 +69,7 @@ async def listed(
 
 
 def filled(body: Struct, items: Iterable[tuple[bytes, int]]) -> Parts:
-    """Write `body` with a list of `items` in place of HOLE."""
+    """Yield the encoded `body` in parts, with the list of `items` in place of HOLE."""
     before, after = around(encode(body))
     yield before + b"[", 0
     for number, (item, count) in enumerate(items):
@@ -77,7 +78,7 @@ def filled(body: Struct, items: Iterable[tuple[bytes, int]]) -> Parts:
 
 
 def ranked(scores: Sequence[float], document: Callable[[int], str] | None, top_n: int | None) -> list[Ranked]:
-    """Return the results by descending score, stable for equal ones; `top_n` 0 or None: all. `document`: text to repeat."""
+    """Return the `top_n` best results in descending order of score; all if 0 or None. `document`: returns a document's text."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
     return [
         Ranked(

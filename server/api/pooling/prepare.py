@@ -1,4 +1,4 @@
-"""Conversion of the pooling routes' wire types to PoolingRequests, and to Comparisons of texts."""
+"""Conversion of the pooling routes' wire types to PoolRequest, and to Comparison for pairs of texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NamedText = tuple[str, str]  # a text, and its field
 
 
 def of_embeddings(given: request_types.EmbeddingsRequest, served: ServedPooling, task: PoolingTask) -> PoolRequest:
-    """Convert a request. Raises InvalidRequest if the model lacks the task or fields contradict each other."""
+    """Convert an embedding request. Raises InvalidRequest if fields contradict each other or the model lacks the task."""
     params = served.params(task, dimensions=given.dimensions, use_activation=given.use_activation)
     prefix = served.prompts.text(given.prompt_name, "prompt_name")
     return PoolRequest(inputs=_inputs(given), params=params, prefix=prefix, **_shared(given), **_special(given))
@@ -45,7 +45,7 @@ def of_score(given: request_types.ScoreRequest, served: ServedPooling) -> Compar
 
 
 def of_rerank(given: request_types.RerankRequest, served: ServedPooling, *, cut: bool = False) -> Comparison:
-    """Convert a rerank request. `cut`: truncate long documents by default. Raises InvalidRequest."""
+    """Convert a rerank request. `cut`: long documents are truncated by default. Raises InvalidRequest."""
     check_count(len(given.documents), "documents")
     query = [(request_types.written(given.query, "query"), "query")]
     return _compared(given, served, query, request_types.texts_written(given.documents, "documents"), cut=cut)

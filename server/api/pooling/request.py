@@ -1,6 +1,6 @@
-"""PoolingRequest: a pooling request in neutral form, for all APIs.
+"""Pooling request in a neutral form, to which every API converts its own request.
 
-Every text has the name of its request field, for error messages: "input[17]"."""
+Every text has the name of its request field for error messages, such as "input[17]"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NUMBERS = 1 << 24  # float32 in one answer: 64 MiB, and some 180 MB as JSON
 
 
 class PoolText(Struct, frozen=True):
-    """Text, or its token ids. `max_tokens`: limit for truncation, without special tokens of the tokenizer."""
+    """Text or its token ids. `max_tokens`: maximum number of tokens after truncation, without special tokens."""
 
     content: str | list[int]
     name: Field
@@ -25,7 +25,7 @@ class PoolText(Struct, frozen=True):
 
 
 class Pair(Struct, frozen=True):
-    """Two texts in one prompt, as a cross-encoder reads them."""
+    """Pair of texts in one prompt, for a cross-encoder."""
 
     first: PoolText
     second: PoolText
@@ -39,9 +39,9 @@ Input = PoolText | Pair | Chat
 
 
 class PoolRequest(Struct, frozen=True, kw_only=True):
-    """Pooling request of any API. `inputs`: each becomes one result. `params`: of all, without token types. `field`: named
-    by errors about all. `prefix`: placed before each text. `allow_special_tokens` False: special tokens in texts are text.
-    `truncation` None: long inputs are refused; -1 keeps the context's tokens. `instruction`: for a score template."""
+    """Pooling request of any API. `inputs`: each has one result. `params`: shared, without token types. `field`: field name for
+    errors about all inputs. `prefix`: text before each input. `allow_special_tokens`: if False, special tokens are encoded as
+    text. `truncation`: if None, long inputs are rejected; -1 truncates to the context. `instruction`: for a score template."""
 
     inputs: Sequence[Input]
     params: PoolingParams
@@ -57,7 +57,7 @@ class PoolRequest(Struct, frozen=True, kw_only=True):
 
 
 def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[PoolText]:
-    """Return the texts of field `name`, which has a text, a list of texts, token ids, or lists of these. Raises
+    """Return the texts of the field `name`. `content`: one text, a list of texts, one list of token ids, or several. Raises
     InvalidRequest."""
     if isinstance(content, str):
         return [PoolText(content, Field(name))]
@@ -73,7 +73,7 @@ def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[
 
 
 def check_count(num: int, name: str) -> None:
-    """Raise InvalidRequest if `num` is 0 or exceeds the maximum."""
+    """Raise InvalidRequest if the number of inputs `num` is 0 or exceeds the maximum."""
     if not num:
         raise InvalidRequest(f"{name} is empty", param=name)
     if num > MAX_INPUTS:

@@ -1,7 +1,7 @@
-"""Request types of the pooling routes, field by field, with limits: OpenAI's embeddings with vLLM's fields, and vLLM's own
-routes. Cohere's are in `cohere.py`.
+"""Request types of the pooling routes, with the limits of each field: OpenAI's embeddings with vLLM's fields, and vLLM's own
+routes. Cohere's types are in `cohere.py`.
 
-The rules of `server/http/schema.py`: unsupported fields are refused by name."""
+Unsupported fields are rejected by name (`server/http/schema.py`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Content = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1
 
 
 class PoolingFields(TruncationFields, QueueFields, kw_only=True):
-    """Fields shared by all routes. None means the default of the model or the route; truncation cuts the right end by
-    default."""
+    """Fields shared by all pooling routes. None means the default of the model or route. By default, truncation removes the end."""
 
     model: Name | None = None
     use_activation: bool | None = None  # normalise embeddings; softmax or sigmoid of a head's numbers
@@ -29,12 +28,12 @@ class PoolingFields(TruncationFields, QueueFields, kw_only=True):
     user: str | None = None  # harmless: it describes the caller
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that contradict each other."""
+        """Raise InvalidRequest if fields contradict each other."""
         self.check_truncation()
 
 
 class InputFields(PoolingFields, TurnFields, kw_only=True):
-    """Fields of /v1/embeddings, /classify and /pooling: `input`, or a conversation instead."""
+    """Fields of /v1/embeddings, /classify and /pooling: either `input` or a conversation."""
 
     input: Content | None = None
     messages: Messages | None = None
@@ -72,13 +71,13 @@ class TextPart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type
 
 
 class TextObject(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Document as an object: `text` (Jina, Cohere) or `content` (vLLM)."""
+    """Document as a JSON object with the key `text` (Jina, Cohere) or `content` (vLLM)."""
 
     text: str | None = None
     content: Annotated[list[TextPart], Meta(min_length=1, max_length=1)] | None = None
 
     def written(self, where: str) -> str:
-        """Return the text. Raises InvalidRequest if the object has no text."""
+        """Return the document's text. `where`: field name for errors. Raises InvalidRequest if the object has no text."""
         if (self.text is None) == (self.content is None):
             raise InvalidRequest(f"{where} has no text", param=f"{where}.text")
         return self.content[0].text if self.content is not None else cast("str", self.text)
@@ -93,7 +92,7 @@ def written(given: ScoreText, where: str) -> str:
 
 
 def texts_written(given: ScoreTexts, where: str) -> list[tuple[str, str]]:
-    """Return each text with the name of its field. Raises InvalidRequest."""
+    """Return (text, field name) for each text of the field `where`. Raises InvalidRequest."""
     if not isinstance(given, list):
         return [(written(given, where), where)]
     return [(written(each, f"{where}[{number}]"), f"{where}[{number}]") for number, each in enumerate(given)]
@@ -109,8 +108,8 @@ _PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), 
 
 
 class ScoreRequest(ComparingFields, kw_only=True):
-    """Body of a score request: one pair of fields (text_1, text_2; data_1, data_2; queries, documents or items). Both sides
-    have equally many texts, or the first has one."""
+    """Body of a score request. One pair of fields is used: text_1 and text_2, data_1 and data_2, or queries with documents or
+    items. Both fields have equally many texts, or the first field has one text."""
 
     text_1: ScoreTexts | None = None
     text_2: ScoreTexts | None = None
@@ -122,7 +121,7 @@ class ScoreRequest(ComparingFields, kw_only=True):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Return the names of the two fields that are used. Raises InvalidRequest unless they form a pair."""
+        """Return the names of the two fields that are set. Raises InvalidRequest unless they form a pair."""
         given = {name for pair in _PAIRS for name in pair if getattr(self, name) is not None}
         for pair in _PAIRS:
             if given == {*pair}:

@@ -28,7 +28,7 @@ DOCUMENT_CHARS = 20  # of an answer, written while a character is tokenised
 def _items(
     item: Callable[[int, Any], Struct], results: Sequence[PooledInput], encoding_format: str | None
 ) -> Iterator[tuple[Struct, int]]:
-    """Yield, for each result, the object that `item` makes of index and encoded numbers, with the count of numbers."""
+    """Yield (object, number of floats) per result. `item`: creates the object from the result's index and encoded vector."""
     write = base64_of if encoding_format == "base64" else json_of
     for index, each in enumerate(results):
         yield item(index, encoded(write(each.numbers))), each.numbers.nbytes // 4

@@ -1,7 +1,7 @@
-"""Run of a pooling request: its inputs pass through the engine in spans.
+"""Execution of a pooling request: its inputs are submitted to the engine in ranges of consecutive inputs (spans).
 
-A few spans are in flight: while one is computed, the next are encoded and submitted. The engine always has work for its next
-steps, a request of thousands of inputs fills no queue, and other requests are admitted in between."""
+Several spans are in flight: while one span is computed, the next are encoded and submitted. The engine is therefore never idle.
+A request with thousands of inputs does not fill the queue, so other requests are admitted in between."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPAN_CHARS = 16_384  # some 4 thousand tokens
 
 
 class PooledInput(NamedTuple):
-    """Result of one input: float32 numbers in the task's shape. `id`: of the engine's request. `prompt_ids`: None unless
-    requested."""
+    """Pooling result of one input. `id`: id of the engine's request. `numbers`: float32, in the shape of the task. `prompt_ids`:
+    empty unless requested."""
 
     id: str
     numbers: memoryview
@@ -51,10 +51,10 @@ async def pooled(
     max_numbers: int | None = None,
     with_ids: bool = False,
 ) -> list[PooledInput]:
-    """Pool all inputs and return the results in order. `note` is called with each as it comes. `max_numbers`: of all together,
-    MAX_NUMBERS by default. `with_ids`: keep `prompt_ids`.
+    """Pool all inputs and return the results in order. `note`: called with each result when it is complete. `max_numbers`: maximum
+    number of floats of all results, MAX_NUMBERS by default. `with_ids`: results contain `prompt_ids`.
 
-    Raises ApiError, in which fields are Fields, EngineError if the engine accepts nothing, and EngineFailed."""
+    Raises ApiError, whose fields are Fields, EngineError if the engine accepts no request, or EngineFailed."""
     run = _Run(config, call, loaded, request, id, note, max_numbers, with_ids=with_ids)
     return await run.results()
 
@@ -102,7 +102,7 @@ class _Run:
         await gather_or_cancel(lane() for _ in range(self._num_lanes))
 
     def _spans(self) -> Iterator[range]:
-        """Yield ranges of inputs, each small enough for one `submit`."""
+        """Yield ranges of input indices, each small enough for one `submit`."""
         inputs = self._request.inputs
         start = num_chars = 0
         for number, given in enumerate(inputs):
@@ -123,7 +123,7 @@ class _Run:
                     self._settle(span[output.index], requests[output.index], output)
 
     def _count(self, prompts: Sequence[EncodedInput]) -> None:
-        """Add up the numbers of the response. Raises InvalidRequest above the maximum."""
+        """Add up the number of floats in the response. Raises InvalidRequest if it exceeds the maximum."""
         params = self._request.params
         self._num_numbers += sum(self._served.num_numbers(params, len(prompt.ids)) for prompt in prompts)
         if self._num_numbers > self._max_numbers:
@@ -141,7 +141,7 @@ class _Run:
         )
 
     def _submit(self, requests: Sequence[api.Request]) -> TokenStream:
-        """Submit requests. The first submission admits the whole request, so that it is never half accepted."""
+        """Submit engine requests. Only the first call can be refused by a full queue, so the request is never half accepted."""
         stream = self._loaded.engine.submit(requests, continues=self._is_admitted)
         self._is_admitted = True
         return stream

@@ -1,6 +1,6 @@
 """Encodings of vectors in responses: JSON, base64, and Cohere's int8, uint8, binary and ubinary.
 
-A response is written vector by vector, on a thread if large, and sent in chunks."""
+A response is encoded vector by vector, on a thread if it is large, and sent in chunks."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ dumps = partial(_dumps, option=OPT_SERIALIZE_NUMPY)
 
 
 def as_array(numbers: memoryview) -> Floats:
-    """View `numbers` as a numpy array without a copy."""
+    """Return `numbers` as a float32 numpy array, without a copy."""
     import numpy
 
     return numpy.asarray(numbers)
 
 
 def json_of(numbers: memoryview) -> bytes:
-    """Write numbers with as few digits as distinguish a float32 from its neighbours."""
+    """Encode floats as JSON, with as few digits as identify each float32."""
     return dumps(as_array(numbers))
 
 
 def base64_of(numbers: memoryview) -> bytes:
-    """Write numbers as a JSON string: base64 of little-endian float32."""
+    """Encode floats as a JSON string: base64 of little-endian float32."""
     return b'"' + binascii.b2a_base64(as_array(numbers).astype("<f4", copy=False).tobytes(), newline=False) + b'"'
 
 
 def chunks(parts: Iterable[tuple[bytes, int]]) -> Pieces[list[bytes]]:
-    """Join `parts` of a body, each with the count of its numbers, to chunks that can be sent one by one."""
+    """Join `parts` of a body to chunks of about 64 KiB, in short pieces of work. Each part is (bytes, number of floats)."""
     found: list[bytes] = []
     held: list[bytes] = []
     num_bytes = num_numbers = 0
@@ -68,12 +68,12 @@ def chunks(parts: Iterable[tuple[bytes, int]]) -> Pieces[list[bytes]]:
 
 
 def int8_of(numbers: memoryview) -> bytes:
-    """Write the normalised vector times 127, rounded to integers."""
+    """Encode a vector as JSON integers: the normalised vector times 127, rounded."""
     return dumps(_scaled(numbers).astype("i1"))
 
 
 def uint8_of(numbers: memoryview) -> bytes:
-    """Write the values of `int8_of` plus 128."""
+    """Encode a vector as JSON integers: the values of `int8_of` plus 128."""
     return dumps((_scaled(numbers) + 128).astype("u1"))
 
 
@@ -85,12 +85,12 @@ def _scaled(numbers: memoryview) -> Any:
 
 
 def ubinary_of(numbers: memoryview) -> bytes:
-    """Write the signs as bytes: bit 1 for a number >= 0, eight per byte, most significant bit first."""
+    """Encode the signs of a vector as JSON integers of eight bits, most significant bit first. A bit is 1 for a value >= 0."""
     return dumps(_bits(numbers))
 
 
 def binary_of(numbers: memoryview) -> bytes:
-    """Write the bytes of `ubinary_of` minus 128, as signed integers."""
+    """Encode the signs of a vector as signed JSON integers: the values of `ubinary_of` minus 128."""
     return dumps((_bits(numbers).astype("i2") - 128).astype("i1"))
 
 

@@ -1,6 +1,6 @@
-"""Wire types of /v1/responses: responses, events, and descriptions for the OpenAPI document.
+"""Response types and events of /v1/responses, for encoding and for the OpenAPI document.
 
-A field with default UNSET is omitted unless it is set; others are always present. `input_items` parses request items."""
+A field whose default is UNSET is omitted unless it is set; all others are always present. `input_items` parses request items."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ AnyTool = FunctionTool | CustomTool | NamespaceTool
 
 
 class CreateResponse(ResponsesRequest, kw_only=True):
-    """Body of /v1/responses. Messages may omit their type. `item_reference`: an item of a stored response. Tools of other
-    types (web_search, mcp, local_shell …) are ignored and named in X-Ignored-Fields."""
+    """Body of /v1/responses. Messages may omit their type. `item_reference`: reference to an item of a stored response. Tools of
+    other types (web_search, mcp, local_shell …) are ignored and listed in the header X-Ignored-Fields."""
 
     input: str | list[input_items.Item | ItemReference]  # type: ignore[assignment]  # in the request they are still JSON
     tools: list[AnyTool] | None = None  # type: ignore[assignment]  # as well
@@ -52,7 +52,7 @@ class CompactResponse(CompactRequest, kw_only=True):
 
 
 class OutputTextPart(Struct, tag_field="type", tag="output_text"):
-    """Text of an answer. `logprobs`: with `include`, else empty."""
+    """Text of an answer. `logprobs`: empty unless `include` requests log-probabilities."""
 
     text: str
     annotations: list[Json]
@@ -71,7 +71,7 @@ class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningOutput(Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """Reasoning of the model, verbatim; `summary` is empty."""
+    """Reasoning of the model, unchanged. `summary` is always empty."""
 
     id: str
     status: ItemStatus
@@ -89,7 +89,7 @@ class _CallItem(Struct, kw_only=True):
 
 
 class FunctionCallItem(_CallItem, kw_only=True, tag_field="type", tag="function_call"):
-    """Function call. Status `incomplete`: it was cut off, and its text follows as a message item."""
+    """Function call. If its status is `incomplete`, the call was cut off, and a message item with its text follows."""
 
     arguments: str
 
@@ -157,7 +157,7 @@ _REPEATED = (
 
 
 class Response(Struct, kw_only=True):
-    """Response. `store`: it can be retrieved and continued while the server keeps it. Times are seconds since the epoch."""
+    """Response of /v1/responses. `store`: it can be retrieved and continued until evicted. Times are in seconds since the epoch."""
 
     id: str
     object: Literal["response"] = "response"
@@ -194,7 +194,7 @@ class Response(Struct, kw_only=True):
     def of(
         cls, id: str, created_at: int, wire: ResponsesRequest, tools: Tools, generation: Generation, *, model: str, stored: bool
     ) -> Response:  # fmt: skip
-        """Return the response to `wire` with no output yet."""
+        """Return a new response to the request `wire`, without output."""
         params = generation.requests[0].sampling
         choice = wire.tool_choice or "auto"
         reasoning, text = wire.reasoning, wire.text
@@ -225,7 +225,7 @@ class InputTokens(Struct, kw_only=True):
 
 
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
-    """Compacted conversation, for the input of later requests. It is encoded for this server, not encrypted."""
+    """Compacted conversation, to be sent as input of later requests. Only this server can decode it; it is not encrypted."""
 
     id: str
     encrypted_content: str

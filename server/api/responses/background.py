@@ -1,8 +1,8 @@
-"""BackgroundRun: response that is generated independently of its client.
+"""Background run: a response that is generated independently of its client's connection.
 
-A task reads the engine's stream to its end and stores the events if the response can be streamed. Any number of clients read
-them at their own speed, and disconnecting ends nothing. When it has finished, failed or been cancelled, `finished` is
-called."""
+A task reads the engine's stream to its end, and stores the events if the response can be streamed. Any number of clients read
+the events at their own speed. A disconnecting client does not end the response. `finished` is called when the response has
+completed, failed or been cancelled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BackgroundRun:
     def __init__(
         self, response_events: ResponseEvents, stream: TokenStream, *, keeps_events: bool, finished: Callable[[], None]
     ) -> None:
-        """Start a task that reads `stream`, which must not be entered yet. Needs the running loop."""
+        """Start a task that opens and reads `stream`. Must be called on the event loop. `keeps_events`: store the events."""
         self.is_over = False
         self.events: list[bytes] | None = [] if keeps_events else None  # by sequence number
         self._response_events = response_events
@@ -35,7 +35,7 @@ class BackgroundRun:
 
     @property
     def body(self) -> bytes:
-        """Return the encoded response in its current state."""
+        """Current state of the response, encoded as JSON."""
         return encode(self._response_events.body)
 
     @property
@@ -43,12 +43,12 @@ class BackgroundRun:
         return self._response_events.status
 
     async def cancel(self) -> None:
-        """Cancel, and wait for the end. Generated text is kept."""
+        """Cancel the response, and wait until it has ended. Text generated so far is kept."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
     async def news(self) -> None:
-        """Wait for more events or the end."""
+        """Wait until there are more events or the response ends."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         await waiter
@@ -78,10 +78,10 @@ class BackgroundRun:
 
 
 class Replay:
-    """Response that streams events from number `first` on: stored ones at once, then new ones."""
+    """HTTP response that streams a stored response's events: first the stored events, then new events."""
 
     def __init__(self, events: list[bytes], first: int, run: Ongoing | None) -> None:
-        """Replay `events` from `first` on. `run` adds more, unless it is None."""
+        """Stream `events` from number `first` on. `run`: adds further events; None if the response has ended."""
         self._events = events
         self._next = first
         self._run = run

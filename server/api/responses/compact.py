@@ -1,7 +1,7 @@
-"""Compaction: shortens a conversation to its users' messages and a summary by the model.
+"""Compaction: shortens a conversation to its user messages and a summary that the model writes.
 
-The client receives the summary as an item that only this server can read (`sealed`), so nothing is stored. Conversation and
-summary must fit the context together; otherwise the request is rejected."""
+The client receives the summary as an encoded item, which only this server can decode (`sealed`), so nothing is stored. The
+request is rejected unless the conversation and the summary fit the context together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INSTRUCTION: Final = (
 async def compacted(
     service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CompactRequest
 ) -> CompactedResponse:
-    """Return the compacted conversation. Raises ApiError, and ClientLeft if the client has left."""
+    """Return the compacted conversation. Raises ApiError, or ClientLeft if the client disconnects."""
     asked = await conversation(store, http, wire)
     question = InputMessage(role="user", content=INSTRUCTION)
     request = await call_of(http).run(
@@ -58,7 +58,6 @@ async def compacted(
 
 
 def _said(items: Sequence[Item]) -> list[Any]:
-    """Return the users' messages of `items`."""
     return [input_items.to_json(item) for item in items if isinstance(item, InputMessage) and item.role == "user"]
 
 

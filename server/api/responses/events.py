@@ -1,9 +1,9 @@
-"""ResponseEvents: events of a response in progress, and its complete body at any moment.
+"""Events of a response in progress, and the response's body at any moment.
 
-The order is OpenAI's: created (queued, if in the background), in_progress; for each item added, its parts and deltas, done;
-then one of completed, incomplete, failed. Items are in the order of generation, the deltas of an item add up to it, and
-`sequence_number` has no gaps. An unfinished call remains as incomplete, and its text follows as a message, so nothing is
-lost. Independent of HTTP and the store."""
+The order is OpenAI's: created (or queued, in the background) and in_progress; then for each item added, its parts and deltas,
+and done; then completed, incomplete or failed. Items are in the order of generation. The deltas of an item concatenate to its
+text, and `sequence_number` has no gaps. An unfinished call is sent as incomplete, followed by its text as a message. Independent
+of HTTP."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ NewItem = TypeVar("NewItem", bound=OpenItem)
 
 @dataclass(frozen=True, slots=True)
 class ResponseStart:
-    """Start of a response. `response`: without output. `tools`: by function name. `seals_reasoning`: also send reasoning
-    encoded."""
+    """Data of a response that is about to start. `response`: without output. `tools`: the request's tools, by function name.
+    `seals_reasoning`: reasoning is also sent as `encrypted_content`."""
 
     response: Response
     tools: Mapping[str, Tool] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class ResponseEvents:
 
     @property
     def body(self) -> Response:
-        """Return the response in its current state, with the last item incomplete."""
+        """Current state of the response. The item in progress is marked as incomplete."""
         is_over = self.status in _FINAL_EVENTS
         return structs.replace(
             self._head.response,
@@ -93,7 +93,7 @@ class ResponseEvents:
         return self._taken()
 
     def feed(self, output: Output) -> list[ResponseEvent]:
-        """Return the events of an Output. Raises EngineFailed."""
+        """Return the events for the engine's output `output`. Raises EngineFailed."""
         if self.status == "queued":
             self.status = "in_progress"
             self._add_of_response(api_types.ResponseInProgress)
@@ -108,7 +108,7 @@ class ResponseEvents:
         return self._taken()
 
     def end(self) -> list[ResponseEvent]:
-        """Return the events after the last Output, up to completed or incomplete."""
+        """Return the events after the last output, up to completed or incomplete."""
         if self._choice.finish_reason == FinishReason.ABORT:
             return self.fail(Aborted())
         is_cut = self._choice.finish_reason == FinishReason.LENGTH
@@ -120,7 +120,7 @@ class ResponseEvents:
         return self._over("incomplete" if is_cut else "completed")
 
     def fail(self, error: Exception) -> list[ResponseEvent]:
-        """Return the events of a failure. An ApiError's message is for the client; other errors are only logged."""
+        """Return the events that report the failure `error`. Only the message of an ApiError is sent to the client."""
         self._error = api_types.ResponseError("server_error", "The server had an error while it made the response")
         if isinstance(error, ApiError):
             self._error.message = error.message
@@ -198,7 +198,7 @@ class ResponseEvents:
             self._item = None
 
     def _add(self, event: EventOfItem) -> None:
-        """Add an event of the item in progress."""
+        """Append an event about the item in progress."""
         event.output_index = len(self._done)
         self._number(event)
 
@@ -223,7 +223,7 @@ class ResponseEvents:
 
 
 def _by_token(output: Output) -> Iterator[Output]:
-    """Split `output` into one Output per token, so that each text has its own log-probabilities."""
+    """Split `output` into one Output per token, so that each text has its token's log-probabilities."""
     ids, last = output.token_ids, len(output.token_ids) - 1
     if last < 1:
         yield output
@@ -237,7 +237,7 @@ def _by_token(output: Output) -> Iterator[Output]:
 
 
 class EventFrames(Frames[Sequence[Output]]):
-    """Frames of the events. `finished` is called after the last one, unless the client disconnects first."""
+    """Converter of one streamed response to events. `finished`: called after the last event unless the client disconnects."""
 
     def __init__(self, response_events: ResponseEvents, finished: Callable[[], object]) -> None:
         self._response_events = response_events

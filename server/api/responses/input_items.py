@@ -1,7 +1,7 @@
 """Input items of the Responses API: parsing, validation and encoding.
 
-Messages may omit their type. Each item gets an id, under which input_items lists it. Output items of this server are valid
-input. `messages` converts items to chat messages."""
+Messages may omit their type. Every item without an id gets one, under which the route input_items lists it. This server's output
+items are valid input items. `messages` converts items to chat messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OutputText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="ty
 
 
 class InputImage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
-    """Image. `detail` has no effect: the processor decides."""
+    """Image part. `detail` has no effect, because the model's processor determines the resolution."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -53,7 +53,7 @@ class InputImage(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="ty
         self.media(where)
 
     def media(self, where: str) -> MediaPart:
-        """Return the media part. `where`: its path. Raises InvalidRequest."""
+        """Convert the part to a MediaPart. `where`: path of the part. Raises InvalidRequest."""
         return input_image(self.image_url, self.file_id, where)
 
 
@@ -68,7 +68,7 @@ class InputFile(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="typ
         self.media(where)
 
     def media(self, where: str) -> MediaPart:
-        """See `InputImage`."""
+        """Convert the part to a MediaPart. `where`: path of the part. Raises InvalidRequest."""
         if self.file_url is not None:
             raise UnsupportedParameter(f"{where}.file_url", instead="file_data")
         return input_file(self.file_data, self.file_id, where, "input_file")
@@ -81,7 +81,7 @@ class InputAudio(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="ty
         pass
 
     def media(self, where: str) -> MediaPart:
-        """See `InputImage`."""
+        """Convert the part to a MediaPart. `where`: path of the part."""
         return MediaPart("audio", Base64(self.input_audio.data), f"{where}.input_audio.data", "input_audio")
 
 
@@ -105,7 +105,7 @@ class ReasoningText(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class _Placed(Struct, dict=True):
-    """Base of items that keeps the item's path in the request for error messages; "input" for stored items."""
+    """Base class of items that store their path in the request for error messages. Stored items have the path "input"."""
 
     @property
     def place(self) -> str:
@@ -141,7 +141,7 @@ class InputMessage(_Placed, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool call of an earlier turn. `namespace`: of the tool."""
+    """Tool call of an earlier response. `namespace`: namespace of the tool, or None."""
 
     call_id: Name
     name: Name
@@ -152,7 +152,7 @@ class _Call(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_broken(self) -> bool:
-        """True if the call was cut off and cannot be executed. Its text is an item of its own (`events.py`)."""
+        """True if the call was cut off and cannot be executed. Another item then has its text (`events.py`)."""
         return self.status == "incomplete"
 
     def check(self, where: str) -> None:
@@ -215,7 +215,7 @@ class ReasoningItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field=
 
 
 class CompactionItem(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="compaction"):
-    """Compacted conversation, made by /v1/responses/compact."""
+    """Compacted conversation, as returned by /v1/responses/compact."""
 
     encrypted_content: str
     id: Name | None = None
@@ -270,8 +270,8 @@ def new_id(prefix: str) -> str:
 
 
 def read(given: str | Sequence[Json], ignored: list[str] | None = None) -> list[Item | ItemReference]:
-    """Return the items of `input` in order, with ids where they lack one. Unknown fields are dropped and added to `ignored`, if
-    given.
+    """Parse the field `input`. Return its items in order; items without an id get one. Unknown fields are dropped, and their names
+    are added to `ignored`.
 
     Raises InvalidRequest."""
     if isinstance(given, str):
@@ -309,7 +309,7 @@ def _read(given: Json, where: str, unread: dict[str, None] | None) -> Item | Ite
 
 
 def _unread(item: Item | ItemReference) -> list[str]:
-    """Return the fields of an item that no chat template uses."""
+    """Return the names of the item's fields that no chat template uses."""
     if isinstance(item, InputMessage) and item.phase is not None:
         return ["input.phase"]
     if isinstance(item, ReasoningItem) and item.encrypted_content and not item.content:
@@ -318,7 +318,7 @@ def _unread(item: Item | ItemReference) -> list[str]:
 
 
 def check_outputs(items: Iterable[Item]) -> None:
-    """Check that every tool result has its call. Raises InvalidRequest."""
+    """Raise InvalidRequest if a tool result in `items` has no preceding call."""
     called: set[str] = set()
     for item in items:
         if isinstance(item, AnyCall) and not item.is_broken:
@@ -331,7 +331,7 @@ def check_outputs(items: Iterable[Item]) -> None:
 
 
 def from_json(raw: bytes) -> Item:
-    """Decode what `to_json` wrote, or an item of an answer."""
+    """Decode an item that `to_json` encoded, or an output item of a response."""
     item: Item = _DECODER.decode(raw)
     return item
 
@@ -346,7 +346,7 @@ _UNLISTED_OF = {
 
 
 def to_json(item: Item) -> Json:
-    """Encode an item as input_items lists it."""
+    """Convert an item to JSON, as the route input_items lists it."""
     given: Json = msgspec.to_builtins(item)
     unlisted = _UNLISTED | _UNLISTED_OF.get(type(item), set())
     made = {name: value for name, value in given.items() if value is not None and name not in unlisted}
@@ -385,7 +385,7 @@ def seal(text: str) -> str:
 
 
 def unseal(sealed: str) -> str | None:
-    """Decode a sealed text. Return None if another server sealed it."""
+    """Decode a text that this server encoded with `seal`. Return None if another server encoded it."""
     if not sealed.startswith(_MARK):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Conversion of items to chat messages. Reasoning, text and calls of one turn are several items and become one message."""
+"""Conversion of items to chat messages. Consecutive reasoning, text and call items of the assistant become one message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TWO_HEADS = (
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMessage]:
-    """Convert items to messages. `instructions` come first, and replace those of earlier responses."""
+    """Convert items to chat messages. `instructions` become the first message; those of earlier responses are not used."""
     made = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
     turn: ChatMessage | None = None  # the assistant's, as long as nobody else speaks
     for item in items:
@@ -58,7 +58,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
 
 
 def with_one_head(messages: list[ChatMessage], template: ChatTemplate) -> list[ChatMessage]:
-    """Merge instructions and the following system messages, if the template accepts only one."""
+    """Merge the instructions with the system messages after them, if the template accepts only one system message."""
     size = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
     if size < 2 or template.writes(_PROBE, _TWO_HEADS):
         return messages
@@ -70,7 +70,7 @@ def with_one_head(messages: list[ChatMessage], template: ChatTemplate) -> list[C
 
 
 def with_joint_turns(messages: list[ChatMessage], template: ChatTemplate) -> list[ChatMessage]:
-    """Merge consecutive user messages, if the template requires alternating turns."""
+    """Merge consecutive user messages, if the template requires that roles alternate."""
     if not any(a.role == b.role == "user" for a, b in pairwise(messages)) or template.writes(_PROBE, _TWO_USERS):
         return messages
     joint: list[ChatMessage] = []
@@ -92,7 +92,7 @@ def _texts(message: ChatMessage) -> list[str]:
 
 
 def _joined(parts: list[str | MediaPart]) -> Content:
-    """Merge contents; the result is one text if all are texts."""
+    """Merge the contents of messages. The result is one text if all parts are texts."""
     texts = [part for part in parts if isinstance(part, str)]
     return JOINT.join(texts) if len(texts) == len(parts) else parts
 

@@ -1,4 +1,4 @@
-"""Output items in progress: each collects text or a call, and returns its events. `events.py` numbers the events."""
+"""Output items in progress. Each item collects text or a call, and returns its events. `events.py` numbers the events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.generate.logprobs import SampledToken
 
 
 class OpenItem:
-    """Output item in progress. `item`: its current state as sent to clients."""
+    """Base class of output items in progress. `item`: current state of the item, as sent to clients."""
 
     id_prefix: str
 
@@ -36,7 +36,7 @@ class OpenItem:
 
 
 class _TextItem(OpenItem):
-    """Output item with one text part."""
+    """Base class of output items with one text part."""
 
     def _part(self) -> api_types.OutputTextPart | api_types.ReasoningTextPart:
         raise NotImplementedError
@@ -52,7 +52,7 @@ class _TextItem(OpenItem):
 
 
 class MessageItem(_TextItem):
-    """Message in progress. Its log-probabilities are encoded only once."""
+    """Message in progress. Each log-probability is encoded only once."""
 
     id_prefix = "msg_"
 
@@ -83,7 +83,7 @@ def _joined(pieces: list[bytes]) -> list[SampledToken]:
 
 
 class ReasoningItem(_TextItem):
-    """Reasoning in progress. `is_sealed`: `encrypted_content` repeats the text, for clients that send back only that."""
+    """Reasoning in progress. `is_sealed`: `encrypted_content` has the text too, for clients that send only this field back."""
 
     id_prefix = "rs_"
 
@@ -110,7 +110,7 @@ class ReasoningItem(_TextItem):
 
 
 class CallItem(OpenItem):
-    """Tool call in progress, of a function unless a subclass says otherwise. `namespace`: of its tool."""
+    """Function call in progress; subclasses are other tool calls. `namespace`: namespace of the tool, or None."""
 
     id_prefix = "fc_"
 
@@ -135,7 +135,7 @@ class CallItem(OpenItem):
 
 
 class CustomCallItem(CallItem):
-    """Call of a custom tool in progress. Its input text is extracted from the arguments."""
+    """Call of a custom tool in progress. The input text is extracted from the JSON arguments."""
 
     id_prefix = "ctc_"
 
@@ -144,7 +144,7 @@ class CustomCallItem(CallItem):
         self._reader = InputReader()
 
     def add(self, text: str) -> EventOfItem | None:
-        """Return the event of new input in `text`, a piece of the arguments. None if it has no input characters."""
+        """Return the event for the input characters in `text`, a piece of the arguments, or None if there are none."""
         return self._delta(self._reader.feed(text))
 
     def _delta(self, text: str) -> EventOfItem | None:

@@ -1,6 +1,6 @@
-"""Preparation of a response: loads and parses its conversation, and starts a GenerateRequest.
+"""Preparation of a response: loads and parses its conversation, and starts the generation.
 
-Items of an earlier response precede the input; its instructions are not repeated."""
+Items of earlier responses precede the input. The instructions of earlier responses are not used."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from server.models.model import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class PreparedResponse:
-    """Response that has not started. `entry`: its future entry of the store, None if it is not stored."""
+    """Response that is ready to start. `entry`: entry to add to the store, or None if the response is not stored."""
 
     response_events: ResponseEvents
     generation: Generation
     entry: Entry | None
 
     def settle(self) -> bytes:
-        """Return the finished response, and complete the entry. The caller adds the entry to the store."""
+        """Return the finished response as JSON, and copy it to `entry`. The caller adds `entry` to the store."""
         final = self.response_events.body
         encoded = encode(final)
         if self.entry is not None:
@@ -65,7 +65,7 @@ class PreparedResponse:
 async def counted(
     service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: CountRequest
 ) -> int:
-    """Return the number of prompt tokens. Raises ApiError."""
+    """Return the number of prompt tokens that the request `wire` would have. Raises ApiError."""
     asked = await conversation(store, http, wire)
     items = asked.items
     if wire.truncation == "auto":
@@ -79,7 +79,7 @@ async def counted(
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Conversation of a request. `items`: all; `given`: those of the request. `ignored`: fields without effect."""
+    """Conversation of a request. `items`: all items. `given`: items of the request itself. `ignored`: fields without effect."""
 
     items: list[Item]
     given: list[Item]
@@ -96,7 +96,7 @@ def caller_of(http: HttpRequest) -> Caller:
 async def prepare(
     service: Service, store: ResponseStore, loaded: LoadedModel, http: HttpRequest, wire: ResponsesRequest
 ) -> PreparedResponse:
-    """Prepare a response without starting it. Raises ApiError."""
+    """Prepare the response to `wire`, without running it. Raises ApiError."""
     is_stored = _is_stored(store, wire)
     asked = await conversation(store, http, wire)
     items = asked.items
@@ -119,7 +119,7 @@ async def prepare(
 
 
 async def conversation(store: ResponseStore, http: HttpRequest, wire: ResponsesRequest) -> Conversation:
-    """Return the conversation, with stored items of earlier responses. Raises ApiError."""
+    """Return the conversation of `wire`, including stored items of earlier responses. Raises ApiError."""
     caller = caller_of(http)
     previous = None
     if wire.previous_response_id is not None:
@@ -156,7 +156,7 @@ def _previous(store: ResponseStore, id: str, caller: Caller) -> Entry:
 
 
 def request_of(loaded: LoadedModel, wire: ResponsesRequest, items: Sequence[Item], tools: Tools) -> GenerateRequest:
-    """Convert `items` to the core's request. Raises InvalidRequest."""
+    """Convert `items` and the options of `wire` to a GenerateRequest. Raises InvalidRequest."""
     template = loaded.chat_template
     messages = with_joint_turns(with_one_head(messages_of(items, wire.instructions), template), template)
     return generate_request(wire, messages, tools)
@@ -165,7 +165,7 @@ def request_of(loaded: LoadedModel, wire: ResponsesRequest, items: Sequence[Item
 async def _fits(
     call: Call, loaded: LoadedModel, wire: ResponsesRequest, asked: Conversation, items: Sequence[Item]
 ) -> bool:
-    """Return whether the prompt of `items` leaves enough context for the answer."""
+    """Return True if the prompt of `items` leaves enough of the context for the answer."""
     request = await call.run(asked.cost, lambda: request_of(loaded, wire, items, asked.tools))
     try:
         with NAMES.spoken():
@@ -181,7 +181,7 @@ def _read(stored: StoredItem) -> Item:
 
 
 def _read_input(wire: ResponsesRequest, ignored: list[str]) -> tuple[list[Item | ItemReference], set[str]]:
-    """Return the items of the input, and the ids that it references. Fields without effect are added to `ignored`."""
+    """Parse the field `input`. Return its items, and the ids that it references. Fields without effect are added to `ignored`."""
     if not wire.input and wire.previous_response_id is not None and isinstance(wire, CountRequest):
         return [], set()
     given = input_items.read(wire.input, ignored)
@@ -191,7 +191,7 @@ def _read_input(wire: ResponsesRequest, ignored: list[str]) -> tuple[list[Item |
 def _assembled(
     given: Sequence[Item | ItemReference], there: Mapping[str, StoredItem], earlier: Sequence[StoredItem]
 ) -> tuple[list[Item], list[Item]]:
-    """Return `given` with references resolved, and the items of the whole conversation."""
+    """Return the request's own items, and the items of the whole conversation. `there`: items to which references point."""
     found = _resolved(given, there)
     items = [*map(_read, earlier), *found]
     input_items.check_outputs(items)
@@ -203,7 +203,7 @@ def _to_store(given: Sequence[Item]) -> tuple[StoredItem, ...]:
 
 
 def _resolved(given: Sequence[Item | ItemReference], there: Mapping[str, StoredItem]) -> list[Item]:
-    """Replace references in `given` by items of `there`. Raises InvalidRequest for an unknown one."""
+    """Replace each reference in `given` by its item from `there`. Raises InvalidRequest for an unknown reference."""
     found: list[Item] = []
     for number, item in enumerate(given):
         if not isinstance(item, ItemReference):
@@ -224,7 +224,7 @@ NAMES: Final = FieldNames(
 
 
 def generate_request(wire: ResponsesRequest, messages: list[ChatMessage], tools: Tools) -> GenerateRequest:
-    """Return the core's request. Raises InvalidRequest for fields that contradict each other."""
+    """Return a GenerateRequest with these messages and tools. Raises InvalidRequest if fields contradict each other."""
     with NAMES.spoken():
         chat = Chat(
             messages=messages,
@@ -254,7 +254,7 @@ def generate_request(wire: ResponsesRequest, messages: list[ChatMessage], tools:
 
 
 def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
-    """Return the output constraint. Raises InvalidRequest if fields contain different ones."""
+    """Return the output constraint, or None. Raises InvalidRequest if two fields define different constraints."""
     found: list[OutputConstraint] = []
     match None if wire.text is None else wire.text.format:
         case JsonObject(schema=schema):
@@ -268,7 +268,7 @@ def _constraint(wire: ResponsesRequest) -> OutputConstraint | None:
 
 
 def shortenings(items: Sequence[Item]) -> list[list[Item]]:
-    """Return suffixes of `items` from longest (all) to shortest."""
+    """Return the possible truncations of `items`, from all items to the fewest."""
     lead = 0
     while lead < len(items) and _is_from(items[lead], "system", "developer"):
         lead += 1
@@ -277,7 +277,7 @@ def shortenings(items: Sequence[Item]) -> list[list[Item]]:
 
 
 async def longest(items: Sequence[Item], fits: Callable[[Sequence[Item]], Awaitable[bool]]) -> list[Item]:
-    """Return the longest suffix of `items` that fits, or the shortest if none does."""
+    """Return the longest truncation of `items` for which `fits` returns True, or the shortest if none fits."""
     found = shortenings(items)
     if await fits(found[0]):
         return found[0]

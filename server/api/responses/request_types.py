@@ -1,4 +1,4 @@
-"""Request type of POST /v1/responses: fields, limits, and fields that are rejected by name.
+"""Request types of /v1/responses, with the limits of each field and the fields that are rejected by name.
 
 The sampling fields of the chat route are accepted too. Input items are plain JSON here; `input_items` parses them."""
 
@@ -50,7 +50,7 @@ Metadata = Annotated[
 
 
 class FormatSchema(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON schema of the answer. `strict` has no effect: a schema is always enforced."""
+    """JSON schema of the answer. `strict` has no effect, because schemas are always enforced."""
 
     name: Name
     schema: dict[str, Any]
@@ -64,7 +64,7 @@ class TextWishes(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReasoningWishes(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Reasoning options. `summary` has no effect: reasoning is sent verbatim, without a summary."""
+    """Reasoning options. `summary` has no effect, because reasoning is sent unchanged and without a summary."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -93,7 +93,7 @@ class GrammarFormat(InputGrammar, kw_only=True, tag_field="type", tag="grammar")
 
 
 class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):
-    """Tool whose call has a text as input instead of JSON arguments."""
+    """Custom tool, whose call has a text as input instead of JSON arguments."""
 
     name: ToolName
     description: str | None = None
@@ -104,7 +104,7 @@ class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):
 
 
 class NamespaceTool(Struct, kw_only=True, tag_field="type", tag="namespace"):
-    """Namespace of tools: functions and custom tools."""
+    """Namespace that contains functions and custom tools."""
 
     name: ToolName
     description: str = ""
@@ -122,7 +122,7 @@ class ThisCustomTool(Struct, kw_only=True, forbid_unknown_fields=True, tag_field
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
-    """Tool choice that hides all tools but `tools`, given by type and name."""
+    """Tool choice that hides all tools except `tools`. Each is given by type and name."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -172,7 +172,7 @@ class ResponsesRequest(
         return LOGPROBS in (self.include or ())
 
     def check(self) -> None:
-        """Raise InvalidRequest for contradicting fields and unsupported values."""
+        """Raise InvalidRequest if fields contradict each other or have unsupported values."""
         self.check_constraints()
         if self.background and self.store is False:
             raise InvalidRequest("background requires store, so that the response can be retrieved", param="background")
@@ -182,7 +182,7 @@ class ResponsesRequest(
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
 
     def left_undone(self) -> list[str]:
-        """Return the names of hints without effect on the answer."""
+        """Names of the fields that are set but have no effect."""
         found: list[str] = []
         if self.reasoning is not None:
             found += [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(self.reasoning, name)]
@@ -202,7 +202,7 @@ class ResponsesRequest(
 
 
 class CountRequest(ResponsesRequest, kw_only=True):
-    """Body of /v1/responses/input_tokens. `input` is optional after an earlier response."""
+    """Body of /v1/responses/input_tokens. `input` is optional if `previous_response_id` is set."""
 
     input: str | list[dict[str, Any]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and routes of a stored response: retrieve, cancel, delete, input items."""
+"""Routes POST /v1/responses, and routes of a stored response: retrieve, cancel, delete and list input items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENDED = "it ended before it was complete: its client left, or the server failed"
 
 
 class RetrieveQuery(Struct, kw_only=True):
-    """Query of a retrieval. `starting_after`: number of the last event that the client has."""
+    """Query parameters to retrieve a response. `starting_after`: number of the last event that the client has received."""
 
     stream: bool = False
     starting_after: Annotated[int, Meta(ge=0)] | None = None
@@ -44,7 +44,7 @@ class RetrieveQuery(Struct, kw_only=True):
 
 
 class InputItemsQuery(Struct, kw_only=True):
-    """Query of input items. `after`: id of the last item of the previous page."""
+    """Query parameters to list input items. `after`: id of the last item on the previous page."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
@@ -56,7 +56,6 @@ Q = TypeVar("Q", RetrieveQuery, InputItemsQuery)
 
 
 def _read(http: Request, kind: type[Q], config: ServerConfig) -> Q:
-    """Read the query as `kind`. Raises InvalidRequest."""
     found = read_query(http, kind, config, lists=("include",))
     if isinstance(found, RetrieveQuery) and found.include_obfuscation:
         raise UnsupportedParameter("include_obfuscation")
@@ -64,7 +63,7 @@ def _read(http: Request, kind: type[Q], config: ServerConfig) -> Q:
 
 
 class Responses:
-    """Handlers of these routes. `store`: of responses."""
+    """Handlers of the routes of /v1/responses. `store`: the store of responses."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -123,7 +122,7 @@ class Responses:
         return _replay(service, entry, 0 if query.starting_after is None else query.starting_after + 1)
 
     async def cancel(self, service: Service, http: Request) -> ASGIApp:
-        """Cancel a response in progress; a finished one is returned unchanged."""
+        """Cancel a response in progress. A finished response is returned unchanged."""
         entry = self._entry(http)
         if not entry.is_background:
             raise InvalidRequest("Cannot cancel a synchronous response.")
@@ -137,7 +136,7 @@ class Responses:
         return json_response(api_types.DeletedResponse(id=entry.id))
 
     async def input_items(self, service: Service, http: Request) -> ASGIApp:
-        """List the input items, after the input and output of earlier responses. Instructions are not included."""
+        """List the items before the response's output, including those of earlier responses. Instructions are not included."""
         query = _read(http, InputItemsQuery, service.config)
         items = [*self._entry(http).conversation()]
         if query.order == "desc":
@@ -160,7 +159,7 @@ class Responses:
         )
 
     async def count_tokens(self, service: Service, http: Request) -> ASGIApp:
-        """Count the prompt tokens of the same request to /v1/responses."""
+        """Return the number of prompt tokens that the same request to /v1/responses would have."""
         loaded = service.lifecycle.require_model()
         wire = await read_request(http, COUNT, service.config)
         loaded = await lookup.named(call_of(http), loaded, wire.model, to_chat=True)
@@ -174,7 +173,7 @@ class Responses:
         return json_response(await compacted(service, self._store, loaded, http, wire))
 
     def _entry(self, http: Request) -> Entry:
-        """Return the stored entry of the path. Raises ResponseNotFound."""
+        """Return the stored entry for the response id in the path. Raises ResponseNotFound."""
         return self._store.get(http.path_params["response_id"], caller_of(http))
 
 
@@ -196,7 +195,7 @@ def _json(body: bytes) -> Response:
 
 
 def _of_service(method: Callable[[Responses, Service, Request], Awaitable[ASGIApp]]) -> Handler:
-    """Return a handler that calls `method` of the service's Responses."""
+    """Return a route handler that calls `method` of a Responses object with the service's store."""
 
     async def handler(service: Service, http: Request) -> ASGIApp:
         return await method(Responses(service.responses), service, http)

@@ -1,8 +1,8 @@
-"""Tools of the Responses API: converts a request's tools to functions for the model, and names of calls back for the client.
+"""Tools of the Responses API: converts a request's tools to functions for the model, and function names back to tool names.
 
-Tools in a namespace become functions with the namespace as prefix. A custom tool becomes a function of one string
-(`generate.custom_tools`). Hosted tools of OpenAI, and tools built into its models, are dropped if the model may answer
-without them, and reported to the client."""
+The function name of a tool in a namespace begins with the namespace. A custom tool becomes a function with one string argument
+(`generate.custom_tools`). Hosted tools of OpenAI, and tools built into its models, are dropped and reported to the client. If
+the tool choice requires a dropped tool, the request is rejected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T", bound="FunctionTool | CustomTool | NamespaceTool")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Tool. `name`, `namespace`: the client's; `function`: the model's."""
+    """Tool of a request. `name`, `namespace`: as the client sent them. `function`: the function that the model is given."""
 
     function: ToolFunction
     name: str
@@ -47,7 +47,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Tools of a request. `echoed`: as the response repeats them. `left_out`: fields without effect."""
+    """All tools of a request. `echoed`: tools as the response repeats them. `left_out`: names of fields without effect."""
 
     tools: Sequence[Tool] = ()
     choice: ToolChoice | None = None
@@ -64,14 +64,14 @@ class Tools:
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """Return the function name that the model sees for a tool."""
+    """Return the function name, given to the model, of the tool `name` in `namespace`."""
     if namespace is None:
         return name
     return f"{namespace.removesuffix(JOINT)}{JOINT}{name}"
 
 
 def read(given: Sequence[Json], choice: str | ThisTool | ThisCustomTool | AllowedTools | None) -> Tools:
-    """Convert tools and tool choice. Raises InvalidRequest."""
+    """Convert the request's tools and tool choice. Raises InvalidRequest."""
     found: list[Tool] = []
     echoed: list[Json] = []
     left_out: dict[str, str] = {}  # what, and where it stands
@@ -91,7 +91,7 @@ def read(given: Sequence[Json], choice: str | ThisTool | ThisCustomTool | Allowe
 
 
 def _read(raw: Json, where: str) -> tuple[list[Tool], Json, list[str]]:
-    """Return the tools of one entry, the entry as the response repeats it, and its fields without effect."""
+    """Convert one entry of `tools`. Return its tools, the entry for the response, and the names of fields without effect."""
     unread: list[str] = []
     entry = _converted(raw, FunctionTool | CustomTool | NamespaceTool, where, unread)
     if not isinstance(entry, NamespaceTool):
@@ -152,7 +152,7 @@ def _shown(tool: FunctionTool) -> Json:
 def _chosen(
     tools: list[Tool], choice: str | ThisTool | ThisCustomTool | AllowedTools | None, left_out: Mapping[str, str]
 ) -> tuple[ToolChoice | None, list[Tool]]:
-    """Return the core's tool choice, and the tools that it allows."""
+    """Return the tool choice of the GenerateRequest, and the tools that it allows."""
     match choice:
         case ThisTool(name=name):
             return OnlyFunction(_function(tools, name, choice.namespace, is_custom=False)), tools
@@ -173,7 +173,7 @@ def _chosen(
 
 
 def _function(tools: Sequence[Tool], name: str, namespace: str | None, *, is_custom: bool) -> str:
-    """Return the function that a choice names. The name of a namespaced tool suffices if it is unique."""
+    """Return the function name of the tool that a tool choice names. `namespace` may be None if the tool's name is unique."""
     found = [
         tool for tool in tools
         if tool.is_custom is is_custom and (name == tool.name or name == tool.function.name)
