@@ -1,8 +1,8 @@
-"""Store of responses in memory, which clients can retrieve and continue. The number and total size of responses are limited.
+"""Store of responses in memory. Clients can retrieve and continue them. The number and total size of responses are limited.
 
 An entry contains a response's own input items, its output, and a reference to the entry that it continues. A conversation is
 therefore stored once, no matter how many responses it has. Beyond either limit, the oldest finished entry is evicted. If other
-entries continue an evicted entry, it stays in memory, and counts, until they are evicted too. The reason of an eviction is kept
+entries continue an evicted entry, it stays in memory, and counts, until they are evicted too. The reason for an eviction is kept
 for a while, to be reported with the 404. An entry belongs to an API key. Other keys, except the administrator's, receive the
 same response as for an unknown id. Independent of HTTP."""
 
@@ -54,7 +54,7 @@ class Ongoing(Protocol):
 
 
 class Entry:
-    """Stored response. `events`: its encoded events if it can be streamed again, otherwise None. `ongoing`: the task that
+    """Stored response. `events`: its encoded events if it can be streamed again, otherwise None. `ongoing`: the run that
     generates it, None after the end."""
 
     __slots__ = (
@@ -169,7 +169,7 @@ class ResponseStore:
             raise PreviousResponseNotFound(id, self._why(id, caller)) from None
 
     def items(self, ids: Collection[str], caller: Caller) -> dict[str, StoredItem]:
-        """Return the stored items with one of `ids`, by id. They may belong to any response of `caller`."""
+        """Return the stored items whose id is in `ids`, as a dict by id. They may belong to any response that `caller` may read."""
         found: dict[str, StoredItem] = {}
         for entry in self._entries.values():
             if _may_see(caller, entry.owner):

@@ -19,8 +19,9 @@ from server.models.lifecycle import Lifecycle, TokenProbe
 
 @dataclass(eq=False, slots=True)
 class Service:
-    """Objects that route handlers use. None without their option: `batch_folder`, `batches` (--batch-dir), `texts`
-    (--log-requests), `library`, the models on the local disk (--enable-model-management). `feed`: None if no routes are served."""
+    """Objects that route handlers use. None without --batch-dir: `batch_folder`, `batches`. None without --log-requests:
+    `texts`. None without --enable-model-management: `library`, the models on the local disk. `feed`: None if no routes are
+    served."""
 
     config: ServerConfig
     lifecycle: Lifecycle

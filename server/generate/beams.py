@@ -147,7 +147,7 @@ class _Search:
         return self._score(self._running[0].score, length) <= self._complete[-1][0]
 
     def questions(self) -> Iterator[Request]:
-        """Yield requests for the next token of every beam."""
+        """Yield one engine request per beam, which computes the beam's next token."""
         request, banned = self._request, len(self._ends) if self._must_go_on else 0
         params = SamplingParams(1, temperature=0.0, ignore_eos=True, logprobs=self._num_candidates + banned)
         if not self._length:

@@ -109,7 +109,7 @@ def encode(
 def encode_pieces(
     loaded: LoadedModel, text: str, *, add_special_tokens: bool, param: Field, fits: bool, plain: bool = False
 ) -> Pieces[list[int]]:
-    """Encode `text` to token ids, in short pieces of work. `plain`: see `Tokenizer.encode`; other arguments: see `text_ids`."""
+    """Encode `text` to token ids, yielding between pieces of work. `plain`: see `Tokenizer.encode`; others: see `text_ids`."""
     limit = loaded.engine.model.max_model_len
     # What follows can change the last few tokens of a beginning, not more.
     max_tokens = limit + BORDER_TOKENS if fits else max_tokens_of_text(limit)
@@ -144,8 +144,8 @@ def max_tokens_of_text(max_model_len: int) -> int:
 async def _encode_chat(
     chat: Chat, request: GenerateRequest, loaded: LoadedModel, call: Call, config: ServerConfig
 ) -> EncodedPrompts:
-    """Render and encode a conversation. Raises InvalidRequest if the model has no chat template, if the template rejects the
-    conversation, or if this model's tool calls cannot be parsed."""
+    """Render and encode a conversation. Raises InvalidRequest if the model has no chat template, the template rejects the
+    conversation, or the model's tool calls cannot be parsed."""
     tools = tools_json(chat.shown_tools)
     if tools and loaded.chat_format.tool_parser is None:
         raise InvalidRequest(
@@ -255,7 +255,7 @@ def _with_media(
 
 
 def _check_results(loaded: LoadedModel, messages: Sequence[ChatMessage]) -> None:
-    """Raise InvalidRequest if a tool result has an image but the prompt has tool results as text only."""
+    """Raise InvalidRequest if a tool result has an image but this model's prompts contain tool results as text."""
     if not loaded.chat_format.prompted:
         return
     for message in messages:

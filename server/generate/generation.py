@@ -117,8 +117,8 @@ class Choice:
         return self._finished(output, self._detokenizer.feed(shown) + self._detokenizer.flush())
 
     def writer(self, before: bytes, after: bytes, connection: Any) -> TokenWriter | None:
-        """Return a writer that sends further text as events on `connection`, each between `before` and `after` (see
-        `ChunkWriter`). Return None if events have more than text, or if stop strings are set."""
+        """Return a writer that sends further text on `connection`, each piece between `before` and `after` (see `ChunkWriter`).
+        Return None if events have more than text, or if stop strings are set."""
         options = self._options
         if options.logprobs is not None or options.token_ids or self._codec is not None or self._stops is not None:
             return None

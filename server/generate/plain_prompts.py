@@ -148,7 +148,7 @@ def _plain(loaded: LoadedModel, fits: bool, text: str) -> list[int]:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: Field) -> Pieces[None]:
-    """Check token ids in short pieces of work; see `check_token_ids`."""
+    """Check token ids as `check_token_ids` does, yielding between short pieces of work."""
     for start in range(0, len(ids), PIECE):
         if start:
             yield

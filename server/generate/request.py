@@ -81,7 +81,7 @@ class ToolFunction(Struct, frozen=True):
 
 
 class OnlyFunction(Struct, frozen=True):
-    """Tool choice that forces a call of one function."""
+    """Tool choice that forces a call of the function `name`."""
 
     name: str
 
@@ -106,7 +106,7 @@ class Chat(Prompt, frozen=True, kw_only=True):
     allow_special_tokens: bool | None = None  # those in what the client wrote; None: as the server has it
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest for fields that contradict each other."""
+        """Raise InvalidRequest if fields contradict each other."""
         if self.continue_final_message and (self.messages[-1].role != "assistant" or self.messages[-1].tool_calls):
             raise InvalidRequest(CONTINUE, " needs a last message of the assistant, without tool calls", param=CONTINUE)
         names = [tool.name for tool in self.tools]

@@ -97,7 +97,7 @@ def _shared_params(
 
 
 def for_choice(params: SamplingParams, choice: int, *, with_prompt_logprobs: bool = True) -> SamplingParams:
-    """Return the parameters of answer number `choice`. Each answer has its own seed, so that answers differ."""
+    """Return the parameters of answer number `choice`. If `params` has a seed, each answer gets a different seed."""
     if params.prompt_logprobs is not None and not with_prompt_logprobs:
         params = dataclasses.replace(params, prompt_logprobs=None)
     if params.seed is None or choice == 0:

@@ -29,8 +29,8 @@ MADE_AT_ONCE = 32  # requests, some tenths of a millisecond
 
 
 class Terms(NamedTuple):
-    """Values of a call that every engine request of it needs. `deadline_s`: by `time.monotonic()`, or None. `cache_salt`:
-    requests share cached prefixes only if their salts are equal."""
+    """Values that all engine requests of one call share. `deadline_s`: by `time.monotonic()`, or None. `cache_salt`: requests
+    share cached prefixes only if their salts are equal."""
 
     call: Call
     priority: int

@@ -1,1 +1,1 @@
-"""Media of requests: images, audio and video, fetched, decoded and processed off the event loop, within limits."""
+"""Media of requests (images, audio and video): fetches, decodes and processes them off the event loop, within limits."""

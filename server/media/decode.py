@@ -27,7 +27,7 @@ def decode(
     part: MediaPart, value: Any, limits: MediaLimits, io_kwargs: Mapping[str, Any], sampling_rate: int, *, by_time: bool = False,
     with_sound: bool = False,
 ) -> Pieces[DecodedItem]:  # fmt: skip
-    """Decode a media part, in short pieces of work. Raises InvalidMedia.
+    """Decode a media part, yielding between short pieces of work. Return a DecodedItem. Raises InvalidMedia.
 
     `value`: the file's bytes, or an array or image. `by_time`: sample a video's frames at 2 frames/s by default, and pass this
     rate to the processor. `with_sound`: also decode the audio track of a video file, if the file has one."""
@@ -61,7 +61,7 @@ def _video(found: video.Video) -> DecodedItem:
 
 
 def sample(modality: Modality, sampling_rate: int) -> DecodedItem:
-    """Return a small synthetic image, audio or video item, used to test a processor. `sampling_rate`: of audio, in Hz."""
+    """Return a small synthetic image, audio or video item to test a processor. `sampling_rate`: of audio, in Hz."""
     if modality == "audio":
         times = np.arange(sampling_rate, dtype=np.float32) / sampling_rate
         return DecodedItem(np.sin(2764.6 * times), {"sampling_rate": sampling_rate})  # 440 Hz

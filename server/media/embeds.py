@@ -26,7 +26,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 def read_embeds(data: bytes, where: str) -> dict[str, Array]:
     """Read a safetensors file of embeddings. Return its arrays by name: the vectors, float32 [N, W], under the key EMBEDS, and
-    the grid, int64 [1, 3], under its own name. Raises InvalidMedia."""
+    the grid, int64 [1, 3], under its own name. Raises InvalidMedia for the field `where`."""
     tensors = dict(_tensors(data, where))
     vectors = {name: each for name, each in tensors.items() if name not in _GRIDS}
     if len(vectors) != 1:

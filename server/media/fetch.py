@@ -101,8 +101,8 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class Fetcher:
-    """HTTP client that downloads media. `timeout_s`: time limit of one file, redirects included. `transport` and `resolver`:
-    replacements for the network and DNS, used by tests."""
+    """HTTP client that downloads media. `timeout_s`: time limit of one file, redirects included. `transport`, `resolver`:
+    replace the network and DNS in tests."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def read_image(data: bytes, where: str, *, max_pixels: int, background: Sequence
 
 
 def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
-    """Raise InvalidMedia if the image size (width, height) is empty or exceeds the limits."""
+    """Raise InvalidMedia for the field `where` if the image size (width, height) is empty or exceeds the limits."""
     width, height = size
     if width < 1 or height < 1:
         raise InvalidMedia(f"it is {width} x {height} pixels: the image is empty", where)
@@ -51,7 +51,7 @@ def check_size(size: tuple[int, int], max_pixels: int, where: str) -> None:
 
 
 def rgb(picture: Image, where: str, background: Sequence[int] = WHITE) -> Image:
-    """Return `picture` in RGB, rotated by its EXIF data. Raises InvalidMedia."""
+    """Convert a Pillow image to RGB, rotated as its EXIF data require. `background`: see `read_image`. Raises InvalidMedia."""
     with _pillow(where) as pillow:
         turned: Image | None = pillow.ImageOps.exif_transpose(picture)
         picture = picture if turned is None else turned
@@ -98,7 +98,7 @@ class _pillow:
 
 
 def of_array(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], where: str) -> Image:
-    """Convert a uint8 array [H, W], [H, W, 3] or [H, W, 4] to a Pillow image. Raises InvalidMedia."""
+    """Convert a uint8 array [H, W], [H, W, 3] or [H, W, 4] to a Pillow image. Raises InvalidMedia for the field `where`."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise InvalidMedia(
             f"an array of {array.dtype} {list(array.shape)} is not an image: expected uint8 [H, W], [H, W, 3] or [H, W, 4]",

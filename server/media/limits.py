@@ -66,7 +66,7 @@ def check_processor_kwargs(given: Mapping[str, Any]) -> None:
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises ValueError."""
+    """Parse the JSON object in `text` to a dict. Raises ValueError if `text` is invalid or not an object."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Parser of the server's media options. The options then create a media reader for each model."""
+"""Parser of the server's media options, from which it creates a media reader for each model."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Processor:
 
     @property
     def sampling_rate(self) -> int:
-        """Sampling rate of audio, in Hz."""
+        """Sampling rate of the audio that the processor expects, in Hz."""
         return int(getattr(self._part("audio"), "sampling_rate", 16_000))
 
     def process(
@@ -172,7 +172,7 @@ class Processor:
         return expansion, {name: _array(tensor) for name, tensor in made.items() if name not in _OF_TEXT}
 
     def _check_heard(self, made: Mapping[str, Any], num_samples: int) -> None:
-        """Raise Refused if the processor has truncated the audio without an error. `made`: the processor's output."""
+        """Raise Refused if the processor has silently shortened the audio. `made`: the processor's output."""
         mask, hop = made.get("feature_attention_mask"), getattr(self._part("audio"), "hop_length", 0)
         if mask is not None and hop and int(mask.sum()) * hop < num_samples - hop:
             seconds = int(mask.sum()) * hop / self.sampling_rate

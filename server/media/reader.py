@@ -216,7 +216,7 @@ class _Held:
         self._lock = threading.RLock()  # what is given up may be given up at any moment, in here too
 
     def check(self) -> None:
-        """Raise TooManyRequests if the limit is exceeded."""
+        """Raise TooManyRequests if the media in use exceed the limit."""
         if self._num_bytes > self._max_bytes:
             raise TooManyRequests(
                 "The server is busy: the memory for images, audio and video is in use",

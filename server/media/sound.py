@@ -58,7 +58,7 @@ def opened(data: bytes, where: str) -> Iterator[InputContainer]:
 
 
 def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pieces[Samples]:
-    """Decode an audio file to mono samples, float32 [N] from -1 to 1, at `rate` Hz. Raises InvalidMedia."""
+    """Decode an audio file to mono samples, float32 [N] from -1 to 1, at `rate` Hz. Raises InvalidMedia for the field `where`."""
     with opened(data, where) as container:
         if not container.streams.audio:
             raise InvalidMedia("it contains no audio", where)
@@ -92,14 +92,14 @@ def read_sound(data: bytes, where: str, *, rate: int, max_seconds: float) -> Pie
 
 
 def has_sound(data: bytes, where: str) -> bool:
-    """Return True if the file has an audio stream. Raises InvalidMedia."""
+    """Return True if the file has an audio stream. Raises InvalidMedia for the field `where`."""
     with opened(data, where) as container:
         return bool(container.streams.audio)
 
 
 def given_samples(value: Any, where: str, *, rate: int, max_seconds: float) -> Samples:
     """Convert a program's audio, an array [N] or [channels, N] or a pair (array, sampling rate), to float32 [N] at `rate` Hz.
-    Raises InvalidMedia."""
+    Raises InvalidMedia for the field `where`."""
     array, given_rate = value if isinstance(value, tuple) else (value, rate)
     samples = np.asarray(array)
     if samples.ndim == 2:
@@ -130,13 +130,13 @@ def _mixed(frame: AudioFrame) -> Samples:
 
 
 def check_codec(stream: Any, where: str) -> None:
-    """Raise InvalidMedia if no decoder exists for `stream`. Most attributes of such a stream are unusable."""
+    """Raise InvalidMedia for the field `where` if no decoder exists for `stream`. Most attributes of such a stream are unusable."""
     if stream.codec_context is None:
         raise InvalidMedia("its codec is not supported", where)
 
 
 def check_seconds(seconds: float | None, max_seconds: float, where: str) -> None:
-    """Raise InvalidMedia if the duration `seconds` exceeds `max_seconds`. None (unknown duration) is accepted."""
+    """Raise InvalidMedia for the field `where` if the duration `seconds` exceeds `max_seconds`. None (unknown duration) is accepted."""
     if seconds is not None and seconds > max_seconds:
         raise too_long(max_seconds, where)
 

@@ -99,7 +99,7 @@ class Sources:
 
 
 def base64_bytes(text: str, where: str, max_bytes: int) -> bytes:
-    """Decode the base64 string `text` to at most `max_bytes` bytes. Raises InvalidMedia."""
+    """Decode the base64 string `text` to at most `max_bytes` bytes. Raises InvalidMedia for the field `where`."""
     max_chars = 4 * (max_bytes // 3 + 1)
     if "\n" in text or " " in text:  # lines, as mail has them
         text = _without_space(text, max_chars)

@@ -81,7 +81,7 @@ class TokenTable:
         return _WindowDetokenizer(tokens, continues)
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of token `id` within a text: a special token's name, or b"" for an id outside the vocabulary."""
+        """Return the bytes of token `id` within a text. For a special token, return its name; for an unknown id, return b""."""
         return self._all.token_bytes(id)
 
     def all_token_bytes(self, num_ids: int) -> list[bytes]:
@@ -172,7 +172,7 @@ def _plan(stages: list[Stage]) -> _Plan | None:
 
 
 class _PieceForms:
-    """Converter of a token to its text, by the stages that depend on one token: as first token of a text, or as a later one."""
+    """Converter of a token to text, by the stages that depend on one token: `first` at the start of a text, `rest` elsewhere."""
 
     # Any letter does: it only makes the token behind it the second one.
     _ANCHOR = "a"
@@ -203,7 +203,7 @@ def _decoder(stages: list[Stage]) -> Any:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character in a byte-level vocabulary. Visible Latin-1 is itself, other bytes are U+0100 and up."""
+    """Return the byte of each character in a byte-level vocabulary: its own if visible Latin-1, the others from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

@@ -27,7 +27,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """Event: start of tool call number `index` (from 0). `id`: the call's id if the model wrote one, required by its template."""
+    """Event: start of tool call number `index` (from 0). `id`: id that the model wrote for the call, or None."""
 
     index: int
     name: str
@@ -54,7 +54,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class CutOff(Malformed):
-    """Event: a tool call was valid so far, but the answer ended at its token limit."""
+    """Event: a tool call is incomplete because the answer ended at its token limit. The call was valid so far."""
 
 
 Event = Text | Reasoning | ToolCallStart | ToolArguments | Malformed

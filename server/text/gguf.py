@@ -257,13 +257,13 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _respelled(token: str) -> str:
-    """Return `token` with "▁" for each space if it consists of spaces. The file contains real spaces, but merges use "▁"."""
+    """Replace each space of a token of spaces by "▁". The file contains real spaces, but merges are written with "▁"."""
     return "▁" * len(token) if token.strip(" ") == "" else token
 
 
 def _merges_from_pieces(vocabulary: Vocabulary, tokens: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the merges (left, right) whose concatenation is a piece, best piece first, as sentencepiece merges. The order is by
-    score, except for Gemma: its scores do not follow its merge order, so pieces keep their order."""
+    """Return the merges (left, right): every pair of pieces that forms a piece, best result first. Results are ordered by score
+    or, for Gemma, by position, because Gemma's scores do not follow its merge order."""
     if vocabulary.merges is not None:
         return [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
     plain = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)

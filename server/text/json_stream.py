@@ -38,7 +38,7 @@ class JsonScanner:
         self.failed = False
 
     def scan(self, text: str, at: int) -> int:
-        """Scan `text` from index `at` on. Return the index after the last valid character, at the latest the end of the value."""
+        """Scan `text` from index `at` on. Return the index at which scanning stops: after the last valid character of the value."""
         while at < len(text) and not self.done and not self.failed:
             at = self._state(text, at)
         return at

@@ -177,7 +177,7 @@ def _result(block: ToolResultBlock, place: str) -> Content:
 
 
 def _pieces(blocks: Iterable[_Placed]) -> list[str | MediaPart]:
-    """Return the texts and media of `blocks`, in order."""
+    """Return the texts and media parts of `blocks`, in order."""
     found: list[str | MediaPart] = []
     for block, place in blocks:
         if isinstance(block, TextBlock):

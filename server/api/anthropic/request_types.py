@@ -171,7 +171,7 @@ class MessagesRequest(PromptRequest, TermFields, kw_only=True):
 
     @property
     def named_stops(self) -> list[str]:
-        """Stop strings from `stop`, OpenAI's name of the field."""
+        """Stop strings from the field `stop`, which is OpenAI's name of `stop_sequences`."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property

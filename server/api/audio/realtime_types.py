@@ -199,7 +199,7 @@ class TranscriptCompleted(Struct, tag="conversation.item.input_audio_transcripti
 
 
 class EventError(Struct):
-    """Error. `event_id`: id of the client's event that caused it, or null."""
+    """Error of a session. `event_id`: id of the client's event that caused the error, or null."""
 
     type: str
     code: str | None

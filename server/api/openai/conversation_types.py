@@ -26,7 +26,7 @@ class ImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="typ
 
 
 class InputImagePart(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
-    """Image part of the Responses API."""
+    """Image part in the format of the Responses API."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -317,7 +317,7 @@ class Allowed(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
-    """Tool choice that hides all tools but the listed ones."""
+    """Tool choice that hides all tools except the listed ones."""
 
     allowed_tools: Allowed
 

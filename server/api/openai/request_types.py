@@ -51,7 +51,7 @@ class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_fie
 
 
 class StructuralTagFormat(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"):
-    """Structural tag: `format`, or the older `structures` with `triggers`."""
+    """Response format "structural_tag": `format`, or the older `structures` with `triggers`."""
 
     format: dict[str, Any] | None = None
     structures: list[dict[str, Any]] | None = None

@@ -174,7 +174,7 @@ def _chosen(
     tools: Sequence[conversation_types.Tool | conversation_types.CustomTool],
     choice: conversation_types.ToolChoice | None,
 ) -> tuple[Sequence[conversation_types.Tool | conversation_types.CustomTool], ToolChoice | None]:
-    """Return the tools that `choice` allows, and the core's tool choice. Raises InvalidRequest for an unknown tool."""
+    """Return the tools that `choice` allows, and the GenerateRequest's tool choice. Raises InvalidRequest for an unknown tool."""
     match choice:
         case conversation_types.NamedTool() | conversation_types.NamedCustomTool():
             return tools, OnlyFunction(_named(tools, choice).name if tools else choice.name)

@@ -103,7 +103,7 @@ WIRE: Wire[EmbedRequest] = Wire(EmbedRequest, {"images": ([],)})
 
 
 def of_embed(given: EmbedRequest, served: ServedPooling, context: int) -> tuple[PoolRequest, bool]:
-    """Convert a request. Return the PoolRequest, and False if `input_type` was given but has no effect. `context`: in tokens.
+    """Convert a request. Return the PoolRequest, and False if `input_type` has no effect. `context`: maximum tokens of a prompt.
 
     Raises InvalidRequest."""
     task: PoolingTask = "embed"

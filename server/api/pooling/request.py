@@ -57,8 +57,8 @@ class PoolRequest(Struct, frozen=True, kw_only=True):
 
 
 def texts_of(content: str | Sequence[str | int | list[int]], name: str) -> list[PoolText]:
-    """Return the texts of the field `name`. `content`: one text, a list of texts, one list of token ids, or several. Raises
-    InvalidRequest."""
+    """Return the texts of the field `name`. `content`: a text, a list of texts, a list of token ids, or a list of such lists.
+    Raises InvalidRequest."""
     if isinstance(content, str):
         return [PoolText(content, Field(name))]
     kinds = {type(item) for item in content}

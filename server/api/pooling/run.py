@@ -54,7 +54,7 @@ async def pooled(
     """Pool all inputs and return the results in order. `note`: called with each result when it is complete. `max_numbers`: maximum
     number of floats of all results, MAX_NUMBERS by default. `with_ids`: results contain `prompt_ids`.
 
-    Raises ApiError, whose fields are Fields, EngineError if the engine accepts no request, or EngineFailed."""
+    Raises ApiError, whose `param` is a Field of the request, EngineError if the engine accepts no request, or EngineFailed."""
     run = _Run(config, call, loaded, request, id, note, max_numbers, with_ids=with_ids)
     return await run.results()
 

@@ -46,7 +46,7 @@ def base64_of(numbers: memoryview) -> bytes:
 
 
 def chunks(parts: Iterable[tuple[bytes, int]]) -> Pieces[list[bytes]]:
-    """Join `parts` of a body to chunks of about 64 KiB, in short pieces of work. Each part is (bytes, number of floats)."""
+    """Join `parts`, each (bytes, number of floats), to chunks of about 64 KiB, yielding between short pieces of work."""
     found: list[bytes] = []
     held: list[bytes] = []
     num_bytes = num_numbers = 0

@@ -225,7 +225,7 @@ class InputTokens(Struct, kw_only=True):
 
 
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
-    """Compacted conversation, to be sent as input of later requests. Only this server can decode it; it is not encrypted."""
+    """Compacted conversation, to be sent as input of later requests. It is encoded in this server's own format, not encrypted."""
 
     id: str
     encrypted_content: str

@@ -1,7 +1,7 @@
 """Compaction: shortens a conversation to its user messages and a summary that the model writes.
 
-The client receives the summary as an encoded item, which only this server can decode (`sealed`), so nothing is stored. The
-request is rejected unless the conversation and the summary fit the context together."""
+The client receives the summary as an item in this server's own encoding (`sealed`), so nothing is stored. The request is
+rejected unless the conversation and the summary fit the context together."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def seal(text: str) -> str:
 
 
 def unseal(sealed: str) -> str | None:
-    """Decode a text that this server encoded with `seal`. Return None if another server encoded it."""
+    """Decode a text that was encoded with `seal`. Return None if `sealed` has another format."""
     if not sealed.startswith(_MARK):
         return None
     try:

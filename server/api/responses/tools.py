@@ -1,8 +1,8 @@
 """Tools of the Responses API: converts a request's tools to functions for the model, and function names back to tool names.
 
 The function name of a tool in a namespace begins with the namespace. A custom tool becomes a function with one string argument
-(`generate.custom_tools`). Hosted tools of OpenAI, and tools built into its models, are dropped and reported to the client. If
-the tool choice requires a dropped tool, the request is rejected."""
+(`generate.custom_tools`). Hosted tools of OpenAI, and tools built into its models, are dropped and reported to the client. A
+request that requires a call but has only dropped tools is rejected."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class LiveTranscript:
     def __init__(
         self, config: ServerConfig, call: Call, loaded: LoadedModel, request: TranscribeRequest, *, id: str
     ) -> None:
-        """Create the transcript. The temperatures, timestamps and window order of `request` are not used."""
+        """Create the transcript. The fields `in_order` and `after_text` of `request` are not used."""
         speech = loaded.require_speech()
         info = speech.format.info
         self.text = ""  # that was returned

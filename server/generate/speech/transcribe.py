@@ -43,7 +43,7 @@ async def transcribe(
     """Transcribe `samples` [N], at the model's sampling rate. `note`: called with new text while windows are decoded; each window
     then has one attempt only. `progress`: called with the number of seconds of audio completed since its last call.
 
-    Raises ApiError, whose fields are Fields, or EngineError."""
+    Raises ApiError, whose `param` is a Field of the request, or EngineError."""
     speech = loaded.require_speech()
     check_request(loaded, request)
     run = _Run(config, call, loaded, speech, samples, request, id, progress)

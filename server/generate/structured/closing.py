@@ -31,7 +31,7 @@ _COMBINING = frozenset((*_ALTERNATIVES, *_TOGETHER, "allOf", "$ref", "$dynamicRe
 
 
 def closed(schema: Any) -> Any:
-    """Return a copy of `schema` in which objects accept only listed properties."""
+    """Return a copy of `schema` in which objects accept only listed properties, unless the schema allows others explicitly."""
     if not isinstance(schema, dict):
         return schema
     found = dict(_schemas(schema))

@@ -95,8 +95,8 @@ class Grammars:
                 )
 
     async def factory(self, grammar: Constraint, caller: bytes | None = None) -> MatcherFactory:
-        """Compile `grammar`, or find it in the cache. Return its matcher factory. `caller`: identifies the API key in the
-        rotation. Raises GrammarError or TooManyRequests."""
+        """Compile `grammar`, or find it in the cache. Return its matcher factory. `caller`: API key for the rotation. Raises
+        GrammarError or TooManyRequests."""
         key = msgspec.json.encode(grammar)
         compilation = self._cache.get(key)
         if compilation is None:

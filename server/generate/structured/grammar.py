@@ -166,7 +166,7 @@ def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _digits(number: float) -> int:
-    """Return the significant digits as an integer: 75 for 7.50 and 7500."""
+    """Return the significant decimal digits of `number` as an integer: 75 for 7.50 and 7500."""
     return abs(int("".join(map(str, Decimal(str(number)).as_tuple().digits)).rstrip("0") or 0))
 
 

@@ -126,7 +126,7 @@ def _piece(found: re.Match[str]) -> str:
 
 
 def _plain(literal: str) -> str:
-    """Parse a string literal of a grammar. Raises GrammarError."""
+    """Parse a string literal of a Lark grammar. Return the string. Raises GrammarError."""
     try:
         plain: str = json.loads(literal, strict=False)
     except ValueError:

@@ -42,7 +42,7 @@ class Channels:
 
 
 class Writer(Protocol):
-    """Builder of grammar expressions. Every method raises ValueError with a message for the client if a schema is unsupported."""
+    """Builder of expressions in Lark syntax. Every method raises ValueError for unsupported schemas; the message is for clients."""
 
     def text(self, text: str) -> str: ...
 

@@ -1,6 +1,6 @@
 """Tool parser of Kimi K2: <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>.
 
-The text before the arguments is the call's id, which ends in the call's number within the conversation. The template writes ids
+The text before the arguments is the call's id. Its number counts all calls of the conversation. The template writes ids
 unchanged into later prompts. The model's id is therefore kept: a generated id would differ from the training data."""
 
 from __future__ import annotations

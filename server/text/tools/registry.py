@@ -70,7 +70,7 @@ def name_of(parser: type[ToolParser]) -> str:
 def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[str] = ()) -> str | None:
     """Return the name of a model's tool parser, or None if none matches; calls are then not parsed.
 
-    `template`: chat template, or templates by name, of which "tool_use" is preferred. `special_tokens`: the tokenizer's."""
+    `template`: chat template, or templates by name, of which "tool_use" is preferred. `special_tokens`: those of the tokenizer."""
     if template is not None and not isinstance(template, str):
         template = template.get("tool_use") or template.get("default")
     marks = _Marks(template or "", frozenset(special_tokens))
@@ -78,7 +78,7 @@ def detect(template: str | Mapping[str, str] | None, special_tokens: Collection[
 
 
 class _Marks:
-    """Search for marks of a format: `in` searches the template, `has` also the special tokens."""
+    """Searcher for marks of tool call formats: `in` searches the template, `has` also the special tokens."""
 
     def __init__(self, template: str, special_tokens: frozenset[str]) -> None:
         self._template = template

@@ -59,7 +59,7 @@ class ToolParser(ParsingCodec):
 
     @staticmethod
     def new_id() -> str:
-        """Return a new id for a call that the model wrote without an id. The chat template accepts this id."""
+        """Return a new id, in a form that the chat template accepts, for a call that the model wrote without an id."""
         return f"call_{secrets.token_hex(12)}"
 
     def _at_end(self) -> None:
