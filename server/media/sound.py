@@ -136,7 +136,7 @@ def check_codec(stream: Any, where: str) -> None:
 
 
 def check_seconds(seconds: float | None, max_seconds: float, where: str) -> None:
-    """Raise InvalidMedia for the field `where` if the duration `seconds` exceeds `max_seconds`. None (unknown duration) is accepted."""
+    """Raise InvalidMedia for the field `where` if `seconds` exceeds `max_seconds`. None, an unknown duration, is accepted."""
     if seconds is not None and seconds > max_seconds:
         raise too_long(max_seconds, where)
 
