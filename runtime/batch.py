@@ -50,8 +50,8 @@ class MediaSpan(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMedia:
     """Media of a row. `rope_positions` [3, num_tokens]: M-RoPE positions, or None. `prompt_len`: length of the prompt if it
-    starts in this step and all its tokens attend to each other; otherwise 0. `crossed`: key of encoder outputs, or None. Their
-    keys and values are stored for cross-attention in this step."""
+    starts in this step and all its tokens attend to each other; otherwise 0. `crossed`: key of the encoder outputs whose keys
+    and values this step stores for cross-attention, or None."""
 
     spans: tuple[MediaSpan, ...]
     rope_positions: Int32s | None = None
@@ -62,7 +62,7 @@ class RowMedia:
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpan:
     """Prompt tokens [start, start + len(token_ids)) whose log-probabilities are requested. `count`: number of most likely
-    alternatives to return for each. Their logits are those of tokens `start - 1` and on, computed in the same step."""
+    alternatives to return for each. The logits for token i are those at token i - 1, computed in the same step."""
 
     start: int
     token_ids: tuple[int, ...]
@@ -85,8 +85,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Pooling of the row's hidden states. `params`: pooling parameters without defaults left to fill in. `is_last` is False for
-    an earlier chunk of a prompt whose pooling reads all tokens. Partial results are then kept until the last chunk."""
+    """Pooling of the row's hidden states. `params`: result of `ModelInfo.resolve`. `is_last` is False for an earlier chunk of a
+    prompt whose pooling reads all tokens. Partial results are then kept until the last chunk."""
 
     params: PoolingParams
     is_last: bool = True
@@ -105,10 +105,10 @@ class ScheduledRow(NamedTuple):
     in flight are accepted; the device computes the exact position. `draft_ids`: draft tokens, or ON_DEVICE if the row's previous
     step made them on the device.
 
-    The row computes `token_ids`, then `draft_ids`. If they are one token short of `num_tokens`, the token between them is the
-    row's last sampled token, which is only on the device. `new_blocks`: blocks to append to the row's block tables. `binding`:
-    set if the row has a new sequence. `num_proposed`: number of draft tokens to make after this step; they have blocks.
-    `restart`: exact position at which the device must continue, or -1."""
+    The row computes `token_ids`, then `draft_ids`. If both together have one token less than `num_tokens`, the token between
+    them is the row's last sampled token, which is only on the device. `new_blocks`: blocks to append to the row's block tables.
+    `binding`: set if the row has a new sequence. `num_proposed`: number of draft tokens to make after this step; blocks for
+    them are reserved. `restart`: exact position at which the device must continue, or -1."""
 
     number: int
     row: int
@@ -167,7 +167,7 @@ class BlockCopy(NamedTuple):
 
 
 class AdapterLoad(NamedTuple):
-    """Load of adapter `key` into `slot` of the device before the step."""
+    """Copy of adapter `key` from host memory to `slot` of the device, made before the step."""
 
     slot: int
     key: int
@@ -226,8 +226,8 @@ class ScheduledBatch:
         return tuple([row for row in self.rows if row.prompt_logprobs is not None])
 
     def split(self, late: Collection[int]) -> tuple[ScheduledBatch, ScheduledBatch]:
-        """Return two batches. The first is this step without the sampling of the rows whose device row is in `late`. The second
-        contains only the sampling of those rows."""
+        """Return two batches: this step without sampling for the device rows in `late`, and a batch that only samples the
+        device rows in `late`."""
         rest = tuple(row._replace(work=None) if row.row in late else row for row in self.rows)
         sampling = tuple(row._replace(prompt_logprobs=None) for row in self.rows if row.row in late)
         return (
@@ -236,7 +236,6 @@ class ScheduledBatch:
         )
 
     def sampled_by(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
-        """Return `rows` with sampling removed from rows that this batch does not sample. `rows` may include rows of other
-        batches."""
+        """Return `rows` with `work` None for rows that this batch does not sample. `rows` may include rows of other batches."""
         sampled = {row.row for row in self.sampling_rows}
         return tuple(row if row.row in sampled or not row.samples else row._replace(work=None) for row in rows)

@@ -248,8 +248,7 @@ class EnginePlan:
         defaults: DeviceDefaults, free_bytes: int, weights: WeightPolicy | None = None,
     ) -> EnginePlan:  # fmt: skip
         """Return the plan for a model. `model_len`: the model's context length, in tokens. `free_bytes`: memory left after
-        loading the weights. `weights`: storage format; None: unquantised as `dtype`. Raises PlanError if the options do not
-        fit."""
+        loading the weights. `weights`: storage format; None: unquantised as `dtype`. Raises PlanError."""
         kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         kinds = tuple(layer.with_dtype(CACHE_TYPES[kv_cache_dtype]) for layer in layers)
         _refuse(kinds)

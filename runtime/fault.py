@@ -8,8 +8,8 @@ STEP_ERROR = "the engine failed to compute this request"
 
 
 class Fault(Enum):
-    """Severity of a failed step. STEP: only this step failed. MEMORY: it ran out of memory; a smaller step may succeed.
-    LOST: this process cannot compute any further step, because the device failed or the computing thread ended."""
+    """Severity of a failed step. STEP: only this step failed. MEMORY: it ran out of memory; a smaller step may succeed. LOST:
+    this process cannot compute any further step, because the device failed or the worker thread ended."""
 
     STEP = "step"
     MEMORY = "memory"

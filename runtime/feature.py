@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Claim:
-    """A feature's hooks for one sequence, called from its arrival to its end."""
+    """Hooks of a feature for one sequence. They are called from the sequence's arrival to its end."""
 
     __slots__ = ()
     learns = False  # whether `settled` must be called for rows without draft tokens
@@ -33,7 +33,7 @@ class Claim:
     # --- while it waits -------------------------------------------------------------------------------------------
 
     def may_start(self) -> bool:
-        """Return whether the sequence may take a row now."""
+        """Return True if the waiting sequence may start now."""
         return True
 
     def reuses(self, match: Match) -> int:
@@ -46,8 +46,8 @@ class Claim:
     # --- while it runs --------------------------------------------------------------------------------------------
 
     def reach(self, num_tokens: int, room: int) -> int:
-        """Return how many of the sequence's next `num_tokens` tokens the step may compute, or 0. To compute more because the
-        tokens must stay in one step, return a larger number, but at most `room`."""
+        """Return how many of the sequence's next `num_tokens` tokens the step may compute, or 0. If more tokens must be
+        computed together in one step, return their number, but at most `room`."""
         return num_tokens
 
     def extra_ids(self, num_tokens: int) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Door(Protocol):
         ...
 
     def observe(self, observe: Callable[..., Any], *args: Any) -> Any:
-        """Call `observe(*args)`, a function that only counts or reports. An exception in it is logged and ends no request."""
+        """Return `observe(*args)`, which only counts or reports. If it raises, log the exception and return None."""
         ...
 
 
@@ -178,8 +178,7 @@ class Feature:
         return False
 
     def record_step(self, batch: ScheduledBatch, step_s: float) -> None:
-        """Record the time of a step, `step_s` seconds: from its launch or the end of the previous step, whichever is later, to
-        its end."""
+        """Record that the step of `batch` ended `step_s` seconds after the previous step."""
 
     def settled(self, batch: ScheduledBatch) -> None:
         """Called when `batch` has run on the device and its results are on the host."""

@@ -107,8 +107,7 @@ class Scheduler:
     def settle(
         self, batch: ScheduledBatch, tokens: Several[list[int]], pooled: Several[memoryview | None] = ()
     ) -> list[settling.Settled]:
-        """Record the results of `batch`, per row: `tokens` of its sampling rows, `pooled` of its pooling rows. Return the
-        changes."""
+        """Record `tokens` of the sampling rows and `pooled` of the pooling rows of `batch`. Return one Settled per sequence."""
         self.blocks.copies.release(batch.copies)
         for feature in self.features:
             feature.settled(batch)
@@ -237,7 +236,7 @@ class Scheduler:
 
     def _compute_prompts(self, step: _NewStep, prompts: list[Sequence], scored_cost: int, *, may_start: bool) -> None:
         """Add rows for the running `prompts` and for waiting sequences, in the policy's order, until the budget is used. If the
-        next waiting sequence does not fit, no other one starts, so none starves. `scored_cost`: budget per token with logprobs."""
+        next waiting sequence does not fit, no other starts, so none starves. `scored_cost`: budget of a token with logprobs."""
         policy, ending_cost = self.policy, self.step_policy.budget.ending_cost
         prompts = [sequence for sequence in prompts if sequence.row is not None]  # the others were preempted
         while step.budget > 0:
@@ -306,9 +305,8 @@ class Scheduler:
     # --- blocks ---------------------------------------------------------------------------------------------------
 
     def _grow(self, step: _NewStep, sequence: Sequence, end: int) -> bool:
-        """Allocate blocks for the tokens of `sequence` up to `end`. If blocks are missing, preempt sequences from the end of
-        the running ones, but none in this step. Return False if blocks are still missing; `sequence` may have been preempted
-        too."""
+        """Allocate blocks for the tokens of `sequence` up to `end`. If blocks are missing, preempt the last running sequences,
+        but none in this step. Return False if blocks are still missing; `sequence` may then be preempted itself."""
         if self.blocks.has_windows:
             self.blocks.release_out_of_window(sequence)
         if end > sequence.num_slots:

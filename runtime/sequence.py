@@ -3,8 +3,8 @@
 Counts: `num_known_tokens` are the ids of the prompt and the output on the host. Steps in flight add at most `num_in_flight`
 ids: one for each sample and one for each draft token. `num_computed_tokens` advances when a step is scheduled, as if all draft
 tokens were accepted. `settle` corrects both counts. The number of tokens left to compute is `num_tokens - num_computed_tokens`,
-for a prompt, a chunk, a decode or a resumed sequence. It is 0 only if everything is computed, and the next token waits for a
-late mask or a pooled vector is in flight."""
+for a prompt, a chunk, a decode or a resumed sequence. It is 0 only while a fully computed sequence waits for a late mask or for
+its pooled vector."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens if all in flight are added: `num_known_tokens + num_in_flight`."""
+        """Maximum number of tokens after all steps in flight: `num_known_tokens + num_in_flight`."""
         return self.num_known_tokens + self.num_in_flight
 
     @property

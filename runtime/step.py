@@ -66,9 +66,9 @@ class RowMasks:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of a step. `tokens`: for each sampling row, in row order, its accepted draft tokens and one sampled token, or
-    [NOT_FINITE] if its logits were not finite. `logprobs`: for each sampling row, those of its tokens or None; empty if none
-    were requested. `pooled`: for each pooling row, in row order, the pooled values (see `Output.pooled`), or None if not
-    finite."""
+    [NOT_FINITE] if its logits were not finite. `logprobs`: for each sampling row, log-probabilities of its tokens, or None;
+    empty if none were requested. `pooled`: for each pooling row, in row order, the pooled values (see `Output.pooled`), or None
+    if not finite."""
 
     tokens: list[list[int]]
     logprobs: Sequence[list[TokenLogprobs] | None] = ()
@@ -106,9 +106,9 @@ class ForwardOutput:
 
     `sample(batch, masks)` enqueues the sampling of `batch`, or of a batch from `ScheduledBatch.split`, and returns at once.
     `masks` must cover all its masked rows. `snapshot_logits(late)` must be called before `sample`. It copies the logits of the
-    rows of `late`, a batch from `split`, without their draft tokens. They may be sampled after other launches, while their
-    sequences keep their rows. `done` returns an event that marks when the logits are ready. Call it only if needed, since it
-    may create an event."""
+    rows of `late`, a batch from `split`, without their draft tokens. These rows may be sampled after other launches, while
+    their sequences keep the rows. `done` returns an event that marks when the logits are ready. Call it only if needed, since
+    it may create an event."""
 
     batch: ScheduledBatch
     sample: Callable[[ScheduledBatch, RowMasks], Step]

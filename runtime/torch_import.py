@@ -3,8 +3,7 @@ operators, the compiler frontend, data loaders, optimisers, torch's quantisation
 
 They serve compilation, training and shape inference, and take two fifths of torch's import time. A deferred module is an empty
 module that loads completely at the first attribute access. Importing a module that uses meta tensors (`NEEDS_ALL`) loads all
-deferred modules first. Torch itself is unchanged. This file imports little of the standard library, because every command runs
-it."""
+deferred modules first. Torch itself is unchanged. This file imports little, because every command runs it."""
 
 from __future__ import annotations
 

@@ -129,6 +129,5 @@ class EngineClient(Protocol):
         ...
 
     async def close(self, limit_s: float = ...) -> bool:
-        """Abort remaining requests and shut down within about `limit_s` seconds. Return False if something hangs, such as a
-        step."""
+        """Abort remaining requests and shut down within about `limit_s` seconds. Return False if a step or a thread hangs."""
         ...

@@ -36,8 +36,8 @@ class MediaItem:
 
 
 def beside_pictures(media: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
-    """Return the items `media`. If both images and audio are present, the audio items returned have the additional input
-    BESIDE_PICTURES, because some models then encode audio differently."""
+    """Return `media`. If it contains both images and audio, its audio items get the additional input BESIDE_PICTURES, because
+    some models then encode audio differently."""
     if not {"image", "audio"} <= {item.modality for item in media}:
         return tuple(media)
     import numpy as np
@@ -55,7 +55,7 @@ def check_media(media: Sequence[MediaItem], modalities: frozenset[str], num_toke
     """Raise ValueError if `media` contains items that the model does not support or that are out of order.
 
     Each item's modality must be in `modalities`. Items must be sorted by their first position in a prompt of `num_tokens`
-    tokens. Positions of two items may interleave, as those of a video and its audio do, but must differ."""
+    tokens. Positions of two items may interleave, as those of a video and its audio do, but no position may belong to both."""
     first, taken = -1, set[int]()
     for item in media:
         if item.modality not in modalities:

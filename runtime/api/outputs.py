@@ -64,15 +64,14 @@ Take = Callable[[Sequence[Output]], Callable[[], Awaitable[None]] | None]
 class TokenWriter(Protocol):
     """Fast path of one request: writes the text of new token ids directly to its client, if a step yields nothing else.
 
-    A writer sets `is_open` to False if it cannot write at once. The stream then passes the ids to the reader, and sets it to
-    True again."""
+    A writer that cannot write at once sets `is_open` to False. The stream passes the ids to the reader and sets it to True."""
 
     is_open: bool
 
     @staticmethod
     def write_all(work: list[Any]) -> list[tuple[Any, Exception | None]]:
-        """Write all of `work`: tuples of a writer of this class, a list of ids, and any further values. Return a list of
-        (tuple, error or None) for each tuple that was not written."""
+        """Write all of `work`: tuples that begin with a writer of this class and a list of ids. Return a list of (tuple, error
+        or None) for each tuple that was not written."""
         ...
 
 

@@ -150,14 +150,14 @@ class PreparedPrompt:
     media: tuple[MediaItem, ...] = field(default=(), repr=False)
 
     def extended(self, token_ids: Sequence[int]) -> PreparedPrompt:
-        """Return a prepared prompt of `token_ids`, which are this prompt and tokens that the same engine has generated. Nothing
-        is checked or hashed again."""
+        """Return a prepared prompt of `token_ids`, which must be this prompt followed by tokens that the same engine has
+        generated. Nothing is checked or hashed again."""
         return PreparedPrompt(token_ids, self.cache_root, self.block_hashes, self.media)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA adapter.
+    """One version of a LoRA adapter, as loaded under `name`.
 
     `key`: unique number of this version, also in the prefix cache; reloading under the same name creates another key. `path`:
     the adapter's folder. `base`: name of the base model, from the adapter's files. `max_rank`: largest rank of its matrices.

@@ -120,11 +120,11 @@ class Engine:
 
     @property
     def load(self) -> float:
-        """Load of the engine; 2 is added while it sleeps. See `Replica`."""
+        """Load of the engine; 2 is added while it sleeps. See `EngineReplica`."""
         return self._scheduler.load + 2 * bool(self._sleeping.level)
 
     def num_cached(self, prompt: PreparedPrompt) -> int:
-        """Return how many leading blocks of `prompt` are in the prefix cache. See `Replica`."""
+        """Return how many leading blocks of `prompt` are in the prefix cache. See `EngineReplica`."""
         return self._scheduler.blocks.cache.num_cached(cast("Several[BlockHash]", prompt.block_hashes))
 
     def health(self) -> EngineHealth:

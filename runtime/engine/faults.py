@@ -1,7 +1,7 @@
 """Handling of failed steps: decides which requests end, and whether the engine can continue.
 
 - If a row's parameters cannot be bound, only its request ends; the step's other rows restart.
-- If a step runs out of memory, all its rows restart. If the next such failure has the same largest sequence, it ends.
+- If a step runs out of memory, all its rows restart. A sequence that is the largest of such steps twice ends.
 - Any other error ends the requests of its step.
 - If the device is lost, all requests end, and the engine fails permanently."""
 
@@ -44,7 +44,7 @@ class Faults:
             raise DeviceLost from self._lost
 
     def blame(self, error: Exception, batch: ScheduledBatch, runner: Runner) -> None:
-        """End the requests that caused the failure of `batch`. Its other requests can restart. Raises DeviceLost."""
+        """End the requests that caused the failure of `batch`; others can restart. Raises DeviceLost if the device is lost."""
         if isinstance(error, RowFailed):
             self._requests.end(error.number, FinishReason.ERROR, STEP_ERROR)
             return

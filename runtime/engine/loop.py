@@ -36,8 +36,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Task that runs the engine's steps. It implements `Door`, the interface for features and masked sampling. `work`: event
-    that is set when there may be work."""
+    """Task that runs the engine's steps. Implements `Door`. `work`: event that is set when there may be work."""
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, requests: OpenRequests, work: asyncio.Event, *, mask_maker: MaskMaker,
@@ -184,8 +183,7 @@ class Loop:
     # --- settle ---------------------------------------------------------------------------------------------------
 
     async def _settle_oldest(self) -> bool:
-        """Wait for the oldest step in flight and deliver its results. Return False if it failed; all steps in flight are
-        dropped."""
+        """Wait for the oldest step in flight and deliver its results. If it failed, drop all steps in flight and return False."""
         step = self.in_flight[0]
         try:
             result = await step.result()

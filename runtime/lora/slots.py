@@ -223,8 +223,8 @@ class AdapterSlots:
     # --- slots and memory -----------------------------------------------------------------------------------------
 
     def _free_slot(self) -> int | None:
-        """Return a slot without running sequences, or None. Empty slots come first, then slots of adapters without users or
-        being drained, then the least recently used."""
+        """Return a slot without running sequences, or None. Empty slots come first, then slots of adapters that have no users
+        or are drained, then the least recently used."""
         best: tuple[bool, int] | None = None
         found = None
         for slot, holder in enumerate(self._in_slot):

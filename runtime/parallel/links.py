@@ -53,7 +53,7 @@ class Link(Protocol):
         ...
 
     def take(self, into: Sequence[Tensor]) -> None:
-        """Wait for tensors and copy them to `into`, before later work of this thread. Raises Apart if a failure arrives, or
+        """Wait for tensors and copy them to `into`, before later work of this thread. Raises Apart (failure of the step) or
         Gone."""
         ...
 

@@ -101,8 +101,7 @@ class Replicas:
     def _submit_parts(
         self, requests: Sequence[Request], parts: Mapping[int, list[int]], *, continues: bool
     ) -> TokenStream:
-        """Submit `requests` to the replicas. `parts`: indices of requests by replica. If a replica rejects its requests, stop
-        those already submitted and raise."""
+        """Submit `requests` to the replicas. `parts`: indices of requests by replica. If one rejects them, stop all and raise."""
         streams: list[tuple[TokenStream, list[int]]] = []
         for place, indices in parts.items():
             try:

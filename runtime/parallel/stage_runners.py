@@ -71,7 +71,7 @@ class StageRunners:
         return events
 
     def _to_know(self, batch: ScheduledBatch) -> list[Draws]:
-        """Return the samplings whose ids a stage must receive before a step: those that its rows continue, and all older ones."""
+        """Return the `Draws` that a stage must receive before a step: those whose ids its rows continue, and all older ones."""
         upto = max((self._last_draws.get(row.row, 0) for row in batch.rows), default=0)
         upto, known = max(upto, self._num_draws - self._depth), []
         while self._unknown and self._unknown[0][0] <= upto:
@@ -84,7 +84,7 @@ class StageRunners:
         return self._launched(len(self._runners) - 1, turn, launch)
 
     def _draws(self, batch: ScheduledBatch) -> Draws | None:
-        """Register the sampling of a step, which is in flight from now on. Return it, or None if the step does not sample."""
+        """Return the `Draws` of a step, or None if the step does not sample. Its sampled ids are in flight from now on."""
         drawn = [row.row for row in batch.rows if row.samples or row.draft_ids]
         if not drawn:
             return None

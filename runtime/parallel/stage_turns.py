@@ -41,6 +41,6 @@ class StageTurns(Feature):
                 wanted[index] = 0
 
     def relaxes(self) -> bool:
-        """Disable the limit for the next step if nothing is in flight and no decode may run. Return True if it was disabled."""
+        """Disable the limit for the next step if no sampled ids are in flight. Return True if it was disabled."""
         self._is_lifted = not any(sequence.num_in_flight for sequence in self._scheduler.running)
         return self._is_lifted

@@ -43,7 +43,7 @@ class RowTables(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Exchange of tables that the last stage sends after sampling. `rows`: rows with draft tokens, which may have been
+    """Sampled ids of one step, which the last stage sends to other stages. `rows`: rows whose draft tokens may have been
     rejected. `takers`: numbers of the receiving stages."""
 
     rows: Rows
@@ -51,8 +51,8 @@ class Draws(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Tensors to receive and send in a stage's next step. `num_tokens`: number of tokens with hidden states, or 0. `drawn`: the
-    samplings that it receives, in order, as their `Draws.rows`. `draws`: the sampling that it sends."""
+    """Tensors to receive and send in a stage's next step. `num_tokens`: number of tokens with hidden states, or 0. `drawn`:
+    `Draws.rows` of each step whose sampled ids the stage receives, in order. `draws`: sampled ids that the stage sends."""
 
     num_tokens: int = 0
     drawn: tuple[Rows, ...] = ()
@@ -66,7 +66,7 @@ class TakesTurns(Protocol):
 
 
 class PipelineStage:
-    """Pipeline stage whose steps run on one thread. See `StageIO`. `tables`: of its runner, set when the runner exists."""
+    """Pipeline stage whose steps run on one thread. See `StageIO`. `tables`: row tables of its runner, set once it exists."""
 
     def __init__(self, ways: Ways, num_tensors: int, width: int, dtype: torch.dtype) -> None:
         self.ways = ways

@@ -16,8 +16,8 @@ def capture_stream() -> torch.cuda.Stream:
     """Return the stream for captures on the current device. It is the same stream for the life of the process.
 
     cuBLAS keeps a workspace, 32 MiB on Hopper, for every stream that it has computed on. With a new stream per capture,
-    swapping three models on an H200 took 32 MiB more with each swap. Its priority is that of a `SideStream`: with a higher
-    priority, the first token of a prompt with an image took four times as long while other sequences decoded."""
+    swapping three models on an H200 took 32 MiB more with each swap. The stream has the priority of a `SideStream`. With a
+    higher priority, the first token of a prompt with an image took four times as long while other sequences decoded."""
     return _of_device(torch.cuda.current_device())
 
 

@@ -298,8 +298,7 @@ class RankLane(CudaLane):
         return Launched(lambda: values[0], self._ends(run), idle_before_s)
 
     def fault(self, error: BaseException) -> Fault:
-        """Return the severity of `error`. All but RowFailed are LOST: other ranks hang in a step that this rank does not
-        compute."""
+        """Return STEP for RowFailed, otherwise LOST: other ranks hang in a step that this rank does not compute."""
         return Fault.STEP if isinstance(error, RowFailed) else Fault.LOST
 
     def _ends(self, run: Callable[[], torch.cuda.Event]) -> GpuEvent:

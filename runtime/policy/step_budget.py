@@ -4,8 +4,8 @@ Prompt tokens in a step delay running streams; prompt tokens left out delay new 
 delays is fixed (Little's law), and the budget divides it:
 - While prompts are computed in time, a step takes half of `max_itl_s`.
 - If waiting prompts would take longer than `target_ttft_s`, the step grows with them, up to `max_itl_s`.
-- A platform with a `Slowdown` computes rows of a step little faster than alone. Its step time is also limited to a multiple of
-  the decodes' time, which bounds the gaps of a single stream. Decodes of requests with many rows then alternate
+- On a platform with a `Slowdown`, rows computed together take nearly as long as one by one. Step time is then also limited to a
+  multiple of the decodes' time, which bounds the gaps of a single stream. Decodes of requests with many rows then alternate
   (`decode_turns.py`).
 - Prompts get at least half as much time as the decodes of the step, so they always progress."""
 
@@ -53,7 +53,7 @@ class EngineLoad(NamedTuple):
 
 
 class StepBudget:
-    """Budget that limits only the whole step. Base class of the others.
+    """Budget without a limit of prompt tokens. Base class of the other budgets.
 
     `has_turns`: steps may contain only some of the decodes. `ending_cost`: cost of sampling after a prompt, in prompt tokens."""
 

@@ -180,9 +180,9 @@ class DeviceInputs:
     def placed(self, shape: StepShape, rows: tuple[ScheduledRow, ...] | None) -> StepInputs:
         """Enqueue the computation of positions and slots of the last uploaded step, and return its StepInputs.
 
-        If `rows` is None, they are inputs of a captured graph, valid for any rows. In a step with draft tokens, every token has
-        logits and is a separate request for attention, because single queries are faster than a few per row. Recurrent layers
-        still use one state per row."""
+        If `rows` is None, the inputs are those of a captured graph, valid for any rows. In a step with draft tokens, every
+        token has logits and is a separate request for attention. Single queries are faster there than a few per row. Recurrent
+        layers still use one state per row."""
         ops.place_tokens(
             self._tensors, padded_tokens=shape.num_tokens, padded_rows=shape.num_rows, uniform=shape.uniform
         )

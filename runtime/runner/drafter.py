@@ -68,7 +68,7 @@ class Round:
 
 
 class Wanting:
-    """Rows that get draft tokens after a step, sorted by descending number. `number` [1]: index of the current round."""
+    """Rows that get draft tokens after a step, those with most draft tokens first. `number` [1]: index of the current round."""
 
     def __init__(self, inputs: Inputs, sampler: Sampler) -> None:
         self._inputs = inputs

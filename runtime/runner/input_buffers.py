@@ -29,7 +29,7 @@ from runtime.runner.step_inputs import (
 
 
 class InputBuffers:
-    """Inputs of steps on a CPU. `kv_caches`: of the model's layers. `max_proposed`: maximum draft tokens per row."""
+    """Inputs of steps on a CPU. `kv_caches`: KV caches of the model's layers. `max_proposed`: maximum draft tokens per row."""
 
     def __init__(
         self, max_num_seqs: int, max_model_len: int, layout: KVLayout, kv_caches: Sequence[LayerKV] = (),

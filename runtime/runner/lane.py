@@ -59,8 +59,8 @@ class Lane(Protocol):
         ...
 
     def ids_to_host(self, ids: Tensor) -> Tensor:
-        """Start copying a step's ids [n] int64 to the host, and return the host tensor. Read it before the next steps are
-        launched, because its memory is reused. Called within the step's work."""
+        """Start copying a step's ids [n] int64 to the host, and return the host tensor. Its memory is reused once as many
+        further steps have been launched as may be in flight. Called within the step's work."""
         ...
 
     def reader(self, read: Callable[[], Any]) -> Callable[[], Any]:

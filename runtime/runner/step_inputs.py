@@ -109,7 +109,7 @@ def seen_in_chunks(
     num_pieces: Callable[[int], int],
 ) -> tuple[ops.AttentionMeta, ...]:  # fmt: skip
     """Return `by_table`, attention metadata per block table, split into chunks for tables with chunked attention. `chunks`:
-    chunk size per table, or None. `num_pieces`: returns the maximum number of requests after splitting by a chunk size."""
+    chunk size per table, or None. `num_pieces(chunk)`: maximum number of requests after splitting."""
     metas = list(by_table)
     for chunk in {chunk for chunk in chunks if chunk is not None}:
         tables = [table for table, of_table in enumerate(chunks) if of_table == chunk]

@@ -87,7 +87,7 @@ def _binding(sequence: Sequence) -> RowBinding:
 
 
 def _prompt_logprobs(sequence: Sequence, end: int) -> PromptLogprobsSpan | None:
-    """Return the prompt tokens whose log-probabilities a step up to token `end` computes, or None if none are due. None are
+    """Return the prompt tokens whose log-probabilities a step up to token `end` computes, or None if none are due. They are not
     computed again after a preemption."""
     start, count = sequence.next_prompt_logprob, sequence.sampling.prompt_logprobs
     if count is None or end < start:

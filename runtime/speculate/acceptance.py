@@ -1,8 +1,7 @@
 """Acceptance: probability that the next draft token of a sequence is accepted, estimated from its recent draft tokens.
 
 Draft tokens are compared with the sampled tokens even if no step verified them. The estimate therefore stays current, without
-device work, while no drafts are verified. Recent draft tokens weigh more. A new sequence starts with the average of all
-sequences."""
+device work, while no drafts are verified. Recent draft tokens weigh more. A new sequence starts with the overall average."""
 
 from __future__ import annotations
 

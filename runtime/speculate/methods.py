@@ -36,8 +36,8 @@ def speculation_of(
 ) -> Speculation:
     """Return the controller of speculative decoding for `config`.
 
-    `draft_share`: assumed cost of a draft token, in times of a step with one row. `follow_share`: assumed cost of running the
-    draft model or head after a step, in the same unit. `longest`: maximum number of tokens in a step with draft tokens."""
+    `draft_share`: assumed cost of a draft token, as a multiple of the time of a step with one row. `follow_share`: assumed cost
+    of running the draft model or head after a step, in the same unit. `longest`: maximum tokens of a step with draft tokens."""
     config = config.where(on_device=False)
     cost = VerificationCost(draft_share, follow_share) if config.adaptive else None
     if config.on_device:

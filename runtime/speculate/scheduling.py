@@ -2,8 +2,7 @@
 
 Draft tokens from the host continue known ids. If such a sequence has ids in flight, its next step waits for them; steps without
 draft tokens are scheduled one ahead as usual. Draft tokens from the device need no wait: a row states their number and has
-blocks for them, and the next step verifies them without the host. `Resting` decides after which steps the device makes draft
-tokens."""
+blocks for them, and the next step verifies them without the host. `Resting` decides after which steps the device drafts."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ class DraftScheduling(Feature):
         return sequence.takes_drafts and not (self.has_states and sequence.has_matchers)
 
     def _proposals(self, wanted: Several[int], drafts: Mapping[int, Several[int]]) -> dict[int, int]:
-        """Return how many draft tokens the device makes after the step, by sequence number. `drafts`: those that the step
-        verifies.
+        """Return how many draft tokens the device makes after the step, by sequence number. `drafts`: those to verify in it.
 
         Sequences whose draft tokens must be on the host get none: their masks would depend on ids that are on the device."""
         most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
@@ -240,8 +238,7 @@ class _Drafts(Claim):
         return row._replace(num_proposed=num) if num else row
 
     def lacks_from(self, start: int) -> None:
-        """Record that draft KV is missing from token `start` on, or from an earlier token if draft tokens in flight are
-        rejected."""
+        """Record that draft KV is missing from token `start` on, or earlier if draft tokens in flight are rejected."""
         if self._sequence.first_unfollowed < 0:
             self._sequence.first_unfollowed = max(0, start - self._sequence.num_in_flight)
             self.registered(0)

@@ -144,7 +144,7 @@ class Speculation:
         return rate - 1 if rate >= WORTH_WHILE else 0.0
 
     def steps_to_compute(self, num_tokens: int) -> float:
-        """Return the assumed time to recompute `num_tokens` tokens, in times of a step with one row; 0 without learned costs."""
+        """Return the assumed time to recompute `num_tokens` tokens, as a multiple of a one-row step's time; 0 without costs."""
         return 0.0 if self._cost is None else self._cost.draft_share * num_tokens
 
     def _row(self, sequence: Sequence) -> Acceptance:

@@ -90,8 +90,7 @@ class Suffix:
 
 
 class PastAnswers:
-    """Latest answers of all cache salts, at most `max_answers` and `max_tokens` in total. The least recently used salt is
-    evicted."""
+    """Latest answers of all cache salts, at most `max_answers` and `max_tokens` in total, with LRU eviction of salts."""
 
     def __init__(self, max_answers: int, max_tokens: int = MAX_PAST_TOKENS) -> None:
         self._max_answers = max_answers

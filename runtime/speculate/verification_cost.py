@@ -1,9 +1,10 @@
 """Verification cost: time that draft tokens add to a step, relative to a step without them. Learned from past steps.
 
 The cost is learned by number of rows, in powers of two. With few rows a draft token is nearly free, since the weights are read
-anyway; with many rows it costs as much as a row. For each size, the time of steps without draft tokens is stored. Least squares
-estimate two costs. A step with draft tokens costs more because the previous step's results or a draft model are needed first.
-Each draft token costs more. Recent steps weigh more, and the initial assumptions weigh as much as a few steps. Reads no clock."""
+anyway; with many rows it costs as much as a row. For each size, the time of steps without draft tokens is stored, and least
+squares estimate two costs. One is that of a step with any draft tokens, which waits for earlier results or a draft model. The
+other is that of each draft token. Recent steps weigh more. The initial assumptions weigh as much as a few steps. Reads no
+clock."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ class _Size:
 class VerificationCost:
     """Cost of draft tokens by number of rows.
 
-    `draft_share`: assumed cost of a draft token, in times of a step with one row. `follow_share`: assumed cost of following a
-    step (see `Resting`), used until a step without following was observed."""
+    `draft_share`: assumed cost of a draft token, as a multiple of the time of a step with one row. `follow_share`: assumed cost
+    of following a step (see `Resting`), used until a step without following was observed."""
 
     def __init__(self, draft_share: float, follow_share: float = 0.0) -> None:
         self.draft_share = draft_share

@@ -43,7 +43,7 @@ async def build_parts(
 
 
 class OwnRanks:
-    """Ranks of this process. They compute all stages of a model, or one stage, which `links` connect to the others.
+    """Ranks of this process. They compute all stages of a model, or one stage, connected to the other stages by `links`.
 
     Each rank has its own thread, which loads its part of the model and computes its part of every step."""
 
@@ -75,7 +75,7 @@ class OwnRanks:
     async def build(
         self, config: EngineConfig, files: ModelFiles, report: Report, draft: ModelFiles | None, device: SharedDevice
     ) -> list[list[Running]]:
-        """Plan, load and warm up the model. Return the ranks by stage."""
+        """Plan, load and warm up the model. Return a `Running` for each rank, grouped by stage."""
         workers = self.workers
 
         def rank(planned: Planned, worker: RankWorker) -> Running:
@@ -137,7 +137,7 @@ async def _build_on_ranks(
 
 
 def expert_load(config: EngineConfig, models: Sequence[Model]) -> ExpertLoad | None:
-    """Return counters of tokens per expert, or None. `models`: of the first rank of each stage; other ranks route equally."""
+    """Return counters of tokens per expert, or None. `models`: those of each stage's first rank; other ranks route equally."""
     if not config.enable_expert_distribution_metrics:
         return None
     from runtime.models.expert_load import ExpertLoad
