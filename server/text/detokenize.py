@@ -1,8 +1,8 @@
 """Incremental detokenisation: converts token ids to text.
 
-The concatenated results of all `feed` calls and of `flush` equal the text that the tokenizers library returns for all ids at once,
-no matter how the ids were split. Text is returned as early as this guarantee allows. The bytes of an incomplete character are held
-back until the character is complete.
+The results of all `feed` calls and of `flush` concatenate to the text that the tokenizers library returns for all ids. How the
+ids were split does not matter. Text is returned as early as this guarantee allows. The bytes of an incomplete character are
+held back until the character is complete.
 
 A `TokenTable` is shared by all requests of a tokenizer and filled on demand. A `Detokenizer` is the state of one request, a few
 bytes. This module does not depend on requests, stop strings or HTTP.

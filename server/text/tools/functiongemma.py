@@ -1,7 +1,7 @@
 """Tool parser of FunctionGemma: <start_function_call>call:name{key:<escape>text<escape>,other:5}<end_function_call>.
 
-<escape> quotes strings at any depth; keys have no quotes. Google's own template omits the quotes of some strings, so an unquoted
-value that is neither a number nor a constant is converted by the schema. After a call the model writes
+<escape> quotes strings at any depth; keys have no quotes. Google's own template omits the quotes of some strings. An unquoted
+value that is neither a number nor a constant is therefore converted by the schema. After a call the model writes
 <start_function_response>, Google's stop string, which is dropped."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tool parser of Llama 3 and 4 (in JSON mode): the whole answer is {"name": …, "parameters": {…}}, or several objects separated by
 semicolons.
 
-No marker distinguishes a call from a JSON answer. A JSON object is a call if it is at the start of the text or after
-<|python_tag|>, names a tool of the request, and has no other keys. Calls of Meta's built-in tools are Python and remain text."""
+No marker distinguishes a call from a JSON answer. A JSON object is a call if it names a tool of the request and has no other
+keys. It must be at the start of the text or after <|python_tag|>. Calls of Meta's built-in tools are Python and remain text."""
 
 from __future__ import annotations
 
