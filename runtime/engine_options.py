@@ -80,7 +80,7 @@ class EngineOptions:
         "auto", "format of the weights; dummy draws random weights", group=MODEL
     )
     model_impl: Literal["auto", "native", "transformers"] = option(
-        "auto", "implementation of the model; auto takes the native one where there is one", group=MODEL
+        "auto", "implementation of the model; auto prefers the native one", group=MODEL
     )
     model_plugins: tuple[str, ...] = option(
         (), "installed package with more models; repeatable", group=MODEL, metavar="NAME", name="model_plugin"
@@ -91,7 +91,7 @@ class EngineOptions:
         "auto keeps quantised weights, none dequantises them; int8, int16 (CPU), fp8 and int4 (GPU) round at load",
         group=MODEL,
     )
-    device: str = option("auto", "cpu, cuda or an installed platform; auto is cuda where there is one", metavar="NAME")
+    device: str = option("auto", "cpu, cuda or an installed platform; auto is cuda if there is a GPU", metavar="NAME")
     tensor_parallel_size: int = option(
         1, "number of devices that share each layer; on a CPU, of threads", minimum=1, maximum=64, aliases=("-tp",)
     )
@@ -126,7 +126,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = option(None, "maximum tokens in a step (default: by device)", minimum=1)
     max_num_encoder_tokens: int | None = option(
         None,
-        "maximum encoder tokens of media beside a step, or one larger item (default: --max-num-batched-tokens)",
+        "maximum encoder tokens of media per step, except for one larger item (default: --max-num-batched-tokens)",
         minimum=1,
     )
     enable_prompt_embeds: bool = option(
@@ -158,16 +158,16 @@ class EngineOptions:
         "type of the KV cache (auto: the model's); fp8 (GPU) and int8_per_token_head hold twice the tokens of bfloat16",
     )
     num_kv_blocks: int | None = option(
-        None, "blocks in the KV cache, of 16 tokens, or more where layers are recurrent", minimum=2
+        None, "blocks in the KV cache, of 16 tokens each; larger for recurrent layers", minimum=2
     )
     enable_prefix_caching: bool = option(True, "reuse the KV cache of common prompt prefixes")
     kv_host_bytes: int | None = size(
         None, "host memory for KV blocks that the KV cache evicts, such as 64GiB (default: none)", group=ENGINE
     )
     kv_disk: str | None = option(
-        None, "folder for KV blocks that outlive the process; one folder serves several servers", metavar="DIR"
+        None, "folder for KV blocks that are kept across restarts; several servers can share it", metavar="DIR"
     )
-    kv_disk_bytes: int = size(100 << 30, "maximum size of the --kv-disk folder", group=ENGINE)
+    kv_disk_bytes: int = size(100 << 30, "maximum size of the --kv-disk folder, such as 100GiB", group=ENGINE)
     scheduling_policy: SchedulingPolicy = option(
         "fair",
         "order of requests: by arrival (fcfs), by priority (priority), or equal numbers of tokens for each client (fair)",
@@ -184,7 +184,7 @@ class EngineOptions:
         aliases=("--spec-method",),
     )
     speculative_model: str | None = option(
-        None, "draft model or head, as --model takes one", metavar="NAME", aliases=("--spec-model",)
+        None, "draft model or head; same values as --model", metavar="NAME", aliases=("--spec-model",)
     )
     num_speculative_tokens: int | None = option(
         None,
@@ -194,9 +194,11 @@ class EngineOptions:
         aliases=("--spec-tokens",),
     )
     enable_lora: bool = option(False, "serve LoRA adapters: --lora-modules, --lora-resolver, /v1/load_lora_adapter")
-    max_loras: int = option(8, "maximum number of adapters in one step, each in device memory", minimum=1)
+    max_loras: int = option(8, "maximum adapters in one step; each reserves device memory", minimum=1)
     max_cpu_loras: int | None = option(
-        None, "adapters kept in memory, including those in slots (default: twice --max-loras)", minimum=1
+        None,
+        "adapters kept in host memory, including those of the current step (default: twice --max-loras)",
+        minimum=1,
     )
     max_lora_rank: int = option(16, "maximum rank of an adapter", minimum=1, maximum=512)
     lora_experts: bool = option(False, "reserve GPU memory in every slot for adapters of experts; no effect on a CPU")
@@ -204,11 +206,14 @@ class EngineOptions:
         False, "reserve GPU memory in every slot for adapters of embedding and head; no effect on a CPU"
     )
     stream_interval: int = option(
-        1, "tokens sent together in a stream, after the first; more cost less CPU a token", minimum=1, maximum=1000
+        1,
+        "tokens in each event of a stream, after the first token; larger values cost less CPU",
+        minimum=1,
+        maximum=1000,
     )
     num_threads: int | None = option(None, "CPU threads for the model (default: all cores)", minimum=1, name="threads")
     kernels: Literal["auto", "native", "reference"] = option(
-        "auto", "kernels; reference is plain torch, to compare with"
+        "auto", "kernels; reference is plain torch, for comparison"
     )
     attention_backend: Literal["auto", "triton", "reference"] = option(
         "auto", "attention on a GPU; reference is plain torch, without CUDA graphs"

@@ -48,7 +48,7 @@ def main() -> int:
             return refused(error, config)
         if config.dry_run:
             if config.embedding_model is not None or config.speech_model is not None:
-                raise ConfigError("--dry-run plans one model: leave --embedding-model and --speech-model out")
+                raise ConfigError("--dry-run supports one model only: leave out --embedding-model and --speech-model")
             from server.cli import dry_run
             from server.process.plan import dry_run as plan
 
@@ -115,7 +115,7 @@ def check_early(config: ServerConfig) -> None:
         from runtime.platform.host import has_nvidia_driver
 
         if not has_nvidia_driver():
-            raise ConfigError("--device cuda: there is no NVIDIA driver here (libcuda.so.1); use --device cpu")
+            raise ConfigError("--device cuda: no NVIDIA driver is installed (libcuda.so.1); use --device cpu")
     if config.distributed_executor_backend == "ray":
         from importlib.util import find_spec
 

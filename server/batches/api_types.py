@@ -43,7 +43,7 @@ class CreateBatch(Struct, kw_only=True):
 
     def check(self) -> None:
         if self.window_s > MAX_EXPIRY_S:
-            raise InvalidRequest("completion_window may be 30 days at most", param="completion_window")
+            raise InvalidRequest("completion_window exceeds the maximum of 30 days", param="completion_window")
 
 
 class ListQuery(Struct, kw_only=True):
@@ -203,7 +203,7 @@ def page(kind: type[P], found: Sequence[_Listed], *, after: str | None, limit: i
     if after is not None:
         places = [place for place, each in enumerate(found) if each.id == after]
         if not places:
-            raise InvalidRequest(f"after: {clip(after)!r} is not in the list", param="after")
+            raise InvalidRequest(f"after: {clip(after)!r} is not the id of an object in this list", param="after")
         start = places[0] + 1
     data = found[start : start + limit]
     first, last = (data[0].id, data[-1].id) if data else (None, None)

@@ -102,7 +102,7 @@ def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
         values = {name: msgspec.json.decode(fields[name], type=str) for name in ("custom_id", "method", "url")}
         body = bytes(fields["body"])
     except KeyError as error:
-        raise InvalidRequest(f"the line has no {error.args[0]}", param=error.args[0]) from None
+        raise InvalidRequest(f"the line lacks the field {error.args[0]}", param=error.args[0]) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(
             f'the line is not a {{"custom_id", "method", "url", "body"}} object: {clip(error)}'
@@ -114,7 +114,7 @@ def read_line(line: bytes | None, limit_bytes: int) -> LineRequest:
     with contextlib.suppress(msgspec.MsgspecError):  # what is wrong with the body is the endpoint's to say
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("stream", b"null")
         if bytes(given) not in (b"null", b"false"):
-            raise InvalidRequest("stream is not possible in a batch; leave it out", param="stream")
+            raise InvalidRequest("stream is not supported in a batch; leave it out", param="stream")
     return LineRequest(values["custom_id"], values["url"], body)
 
 

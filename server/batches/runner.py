@@ -131,7 +131,7 @@ class BatchRunner:
             batch = await self._becomes(id, "cancelling")
             self._runs[id].gone.set()
         elif batch.status != "cancelling":
-            raise InvalidRequest(f"a batch that is {batch.status} cannot be cancelled")
+            raise InvalidRequest(f"a batch with status {batch.status} cannot be cancelled")
         return batch
 
     def expire(self, id: str) -> None:
@@ -204,11 +204,11 @@ class BatchRunner:
         except RepeatedId as repeated:
             error = _error("duplicate_custom_id", str(repeated), "custom_id", repeated.number)
         except OSError:
-            error = _error("invalid_input", f"the file {batch.input_file_id} is gone")
+            error = _error("invalid_input", f"the input file {batch.input_file_id} no longer exists")
         if not error and not total:
-            error = _error("empty_file", "the file has no line")
+            error = _error("empty_file", "the file contains no requests")
         if total > MAX_LINES:
-            error = _error("too_many_requests", f"the file has {total} lines; at most {MAX_LINES} are taken")
+            error = _error("too_many_requests", f"the file has {total} lines; the maximum is {MAX_LINES}")
         if self._store.now(id).status != "validating":
             return  # it was cancelled
         if error is None:
@@ -285,7 +285,9 @@ class BatchRunner:
             try:
                 request = read_line(line, self._limit_bytes)
                 if request.url != batch.endpoint:
-                    raise InvalidRequest(f"the batch is for {batch.endpoint}, not for {clip(request.url)}", param="url")
+                    raise InvalidRequest(
+                        f"the endpoint of this batch is {batch.endpoint}, not {clip(request.url)}", param="url"
+                    )
             except ApiError as error:
                 yield _Line(number, custom_id, error)
                 continue

@@ -35,7 +35,7 @@ DESCRIPTIONS = {
     "run": "Chat with a model by its short name, hub id or path: with a running server that has it, or in this process. A question "
     "on the command line, or by a pipe, is answered once.",
     "chat": "Talk to a model at the terminal. A question on the command line, or by a pipe, is answered once.",
-    "complete": "Go on with a text, given on the command line or by a pipe.",
+    "complete": "Continue a text, given on the command line or through a pipe.",
 }
 
 
@@ -75,7 +75,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
     parser = CommandParser(
         prog=f"oneloop {command}", usage=usage, description=DESCRIPTIONS[command],
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
-        epilog="Options of `oneloop serve` for model and engine are options here too, where no --url is given.",
+        epilog="Without --url, the model and engine options of `oneloop serve` are accepted too.",
     )  # fmt: skip
     add = parser.add_argument
     add("prompt", nargs="*", help=argparse.SUPPRESS)
@@ -88,7 +88,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
     add(
         "--url",
         metavar="URL",
-        help="an OpenAI endpoint, such as http://127.0.0.1:8000 or unix:PATH, in place of a model in this process",
+        help="OpenAI endpoint to use, such as http://127.0.0.1:8000 or unix:PATH, instead of a model in this process",
     )
     add(
         "--api-key",
@@ -124,7 +124,7 @@ def read_arguments(command: str, argv: Sequence[str], environment: Mapping[str, 
         raise ConfigError(f"{flag} configures a model in this process; leave it out, since --url names a server")
     if url is None:
         config = config_of(given | ({} if model is None else {"model": [model]}), environment).of_one_model(
-            "what is asked here"
+            "this command"
         )
         if command == "run" and not given:
             url = serving(config, model, key)

@@ -61,7 +61,7 @@ _LISTENING = {
 }
 LISTENING = frozenset(f"--{no}{name}" for name in _LISTENING for no in ("", "no-"))
 INTERRUPTED = 130
-_TWICE = "an earlier line has this custom_id, by which an answer could not be told from the other"
+_TWICE = "an earlier line has the same custom_id; each line needs its own"
 
 HELP = f"""usage: oneloop batch IN OUT [--resume] [options]
 
@@ -69,10 +69,10 @@ Answer the requests of IN, one JSON object a line in OpenAI's batch format, into
 
   {{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {{"messages": [...]}}}}
 
-URLs: {", ".join(URLS)}. Answers come in the order in which they are complete.
+URLs: {", ".join(URLS)}. Answers are written in the order of their completion.
 The exit code is 0 only if every line was answered.
 
-  --resume   keep the answers OUT has, drop its failures, and do what is missing
+  --resume   keep the answers in OUT, remove its errors, and answer the other lines
   options    of model, engine and logging, as in oneloop --help
 """
 
@@ -108,9 +108,9 @@ class BatchJob:
             if (flag := word.partition("=")[0]) in LISTENING:
                 raise ConfigError(f"{flag} applies to oneloop serve only")
         if resume and target is None:
-            raise ConfigError("--resume needs a file to go on with, not standard output")
+            raise ConfigError("--resume needs an output file, not standard output")
         if source is not None and target is not None and source.resolve() == target.resolve():
-            raise ConfigError(f"{source} cannot be input and output at once")
+            raise ConfigError(f"IN and OUT are both {source}; use different files")
         return cls(source, target, resume, config_of(given, environ).of_one_model("a file of requests"))
 
 
@@ -134,7 +134,7 @@ def main(argv: Sequence[str], load: Load | None = None) -> int:
     except OSError as error:
         print(f"oneloop: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("oneloop: interrupted; --resume goes on from here", file=sys.stderr)
+        print("oneloop: interrupted; continue with --resume", file=sys.stderr)
         return INTERRUPTED
     return 1
 
@@ -197,7 +197,7 @@ def _run(job: BatchJob, source: BinaryIO, load: Load) -> int:
     done: set[bytes] = set()
     if job.target is not None and job.target.is_file() and job.target.stat().st_size:
         if not job.resume:
-            raise BatchFailure(f"{job.target} has content; --resume goes on with it, or name another file")
+            raise BatchFailure(f"{job.target} is not empty: continue it with --resume, or name another file")
         done = keep_answers(job.target)
     import uvloop
 
@@ -291,7 +291,7 @@ class Batch:
         answer = await self._calls.answer(request)
         health = self._engine.health()
         if answer.status >= 500 and not health.ok:
-            raise BatchFailure(f"the engine has failed ({health.reason}); --resume goes on from here")
+            raise BatchFailure(f"the engine has failed ({health.reason}); continue with --resume")
         self._write(record_of(custom_id, answer))
         self._progress.done(_num_tokens(answer), failed=answer.status != 200)
 
@@ -306,7 +306,7 @@ class Batch:
     def summary(self) -> str:
         progress = self._progress
         answered = progress.num_done - progress.num_failed - self._num_skipped
-        skipped = f", {self._num_skipped} were there" if self._num_skipped else ""
+        skipped = f", {self._num_skipped} answered earlier" if self._num_skipped else ""
         return (
             f"oneloop: {answered} answered, {progress.num_failed} failed{skipped}; {progress.num_tokens} tokens "
             f"in {progress.elapsed_s:.1f} s, {progress.tokens_per_s:.1f} tok/s"

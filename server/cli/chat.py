@@ -121,7 +121,7 @@ class Session:
                 question = chat.take_back()
                 if question is not None:
                     return question
-                self._print("nothing was asked yet")
+                self._print("there is no earlier question")
             case "file":
                 self._attach(rest)
             case "reasoning":
@@ -143,7 +143,7 @@ class Session:
         except (OSError, ValueError) as error:
             self._print(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
             return
-        self._print(f"{Path(path).name} goes with the next question")
+        self._print(f"{Path(path).name} is sent with the next question")
 
     def _show_reasoning(self, word: str) -> None:
         if word in ("on", "off"):

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PATHS: Final = {"live": "/health/live", "ready": "/health/ready", "generate": "/health/generate"}
 USAGE = (
-    "usage: oneloop health [live|ready|generate] [options as the server was given]\n\nlive: the process can still serve; ready "
-    "(the default): requests may enter; generate: a token really comes.\nThe exit code is 0 where it is so, 1 where it is not, 2 "
-    "for options that cannot be honoured.\n"
+    "usage: oneloop health [live|ready|generate] [options of the server]\n\nlive: the process can still serve; ready (default): "
+    "requests are accepted; generate: the engine generates a token.\nExit code: 0 if the check passes, 1 if it fails, 2 for "
+    "invalid options.\n"
 )
 LIMIT_S = 30.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server listens everywhere, it does so here

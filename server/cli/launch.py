@@ -132,12 +132,14 @@ def main(argv: Sequence[str]) -> int:
     cut = [*argv].index("--") if "--" in argv else len(argv)
     parser = CommandParser(
         prog="oneloop launch", usage=f"oneloop launch {'|'.join(CLIENTS)} [options] [-- arguments of the client]",
-        description="Start a client against a running server. Its configuration files are left as they are.",
+        description="Start a client that uses a running server. The client's configuration files are not changed.",
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
     parser.add_argument("client", nargs="?", metavar="CLIENT", help=", ".join(CLIENTS))
     parser.add_argument("--model", metavar="MODEL", help="model name on the server (default: the first one)")
-    parser.add_argument("--url", metavar="URL", help="URL of the server (default: the one running here)")
+    parser.add_argument(
+        "--url", metavar="URL", help="URL of the server (default: the server that runs on this machine)"
+    )
     parser.add_argument(
         "--api-key",
         metavar="KEY",
@@ -158,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
         print(by_hand(words, launch.environment))
         return 0
     if shutil.which(client.program) is None:
-        raise ConfigError(f"launch: {client.program} is not installed: {client.install}")
+        raise ConfigError(f"launch: {client.program} is not installed: run {client.install}")
     print(f"{client.program} uses {served.model} at {served.url}", file=sys.stderr, flush=True)
     if client.prompt_tokens > (served.max_model_len or client.prompt_tokens):
         print(
@@ -187,7 +189,7 @@ def _served(url: str | None, model: str | None, key: str | None, environment: Ma
     try:
         response = httpx.get(f"{base}/v1/models", headers=headers, timeout=ASK_LIMIT_S)
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise ConfigError(f"launch: {base} requires a key: use --api-key, or set {KEY_VARIABLES[0]}")
+            raise ConfigError(f"launch: {base} requires an API key: use --api-key, or set {KEY_VARIABLES[0]}")
         listed = {entry["id"]: entry.get("max_model_len") for entry in response.raise_for_status().json()["data"]}
     except httpx.HTTPError as error:
         raise ConfigError(
@@ -210,5 +212,7 @@ def _base(url: str | None, environment: Mapping[str, str]) -> str:
         )
         url = servers[0].url if len(servers) == 1 else url_of((config.host, config.listen_port))
     if url.startswith("unix:"):
-        raise ConfigError(f"launch: clients need a port, and the server listens on {url}: start it with --port")
+        raise ConfigError(
+            f"launch: clients need a port, but the server listens on {url}: restart it with --port instead of --uds"
+        )
     return url.rstrip("/").removesuffix("/v1")

@@ -81,7 +81,7 @@ def ago(seconds: float) -> str:
 def show(argv: Sequence[str], library: Library) -> int:
     """Print a description of a model. Return the exit code. Raises ConfigError."""
     parser = _parser(
-        "show", "NAME [--json]", "Show what is known of a model: size, licence, formats, and its files on this disk."
+        "show", "NAME [--json]", "Show the size, licence and formats of a model, and its files on this disk."
     )
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -29,10 +29,12 @@ def main(argv: Sequence[str], inspect: Inspect) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="oneloop lora", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add = commands.add_parser("inspect", help="look at an adapter's folder", allow_abbrev=False).add_argument
+    add = commands.add_parser(
+        "inspect", help="print the contents of an adapter's folder", allow_abbrev=False
+    ).add_argument
     add("folder", help="adapter folder with adapter_config.json and adapter_model.safetensors")
     add("--model", metavar="MODEL", help="base model to check against: a folder, .gguf file, hub id or built-in alias")
-    add("--max-lora-rank", type=int, default=16, metavar="N", help="maximum rank, as for the server (default: 16)")
+    add("--max-lora-rank", type=int, default=16, metavar="N", help="the server's --max-lora-rank (default: 16)")
     add("--json", action=argparse.BooleanOptionalAction, default=False, help="print JSON")
     return parser
 

@@ -80,7 +80,7 @@ def _parser() -> CommandParser:
         "--scheme",
         choices=SCHEMES,
         required=True,
-        help="w4a16: four bits in groups of 128 columns; fp8: E4M3, a scale a row; w8a8: int8, a scale a row",
+        help="w4a16: four bits in groups of 128 columns; fp8: E4M3, one scale per row; w8a8: int8, one scale per row",
     )
     add("--calibrate", metavar="FILE", help="text file for calibration: rounding minimises the error on it")
     add(
@@ -102,11 +102,11 @@ def report(job: QuantizeJob, found: Mapping[str, Any]) -> str:
         + (f", {found['num_calibrated']} of them calibrated" if found["num_calibrated"] else ""),
     ]
     if not found["num_calibrated"]:  # by a text more is lost of numbers, and less of what they give
-        lines.append(f"  rounding took {found['mean_loss']:.1%} of a matrix's length on average")
+        lines.append(f"  mean relative rounding error of a matrix: {found['mean_loss']:.1%}")
     others = [name for name in found["left"] if name != "lm_head"]
     if others:
         lines.append(
-            f"  left as they are: {', '.join(others[:6])}" + (f" and {len(others) - 6} more" if others[6:] else "")
+            f"  not quantised: {', '.join(others[:6])}" + (f" and {len(others) - 6} more" if others[6:] else "")
         )
     lines.append(f"  serve it: oneloop serve {job.out}")
     return "\n".join(lines)

@@ -33,13 +33,13 @@ INTERRUPTED = 130
 
 HELP = """usage: oneloop transcribe FILE… --model MODEL [options]
 
-Write down the speech of audio files, or of all files in folders. The model is a speech model, such as Whisper.
+Transcribe audio files, or all audio files in folders. The model is a speech model, such as Whisper.
 
   --format FORMAT     text, srt, vtt or json (default: text)
-  --output-dir DIR    folder for the transcripts (default: standard output for one file, otherwise beside the files)
+  --output-dir DIR    folder for the transcripts (default: standard output for one file, otherwise next to the files)
   --language CODE     language of the speech, such as en (default: detected)
-  --prompt TEXT       text before the speech, whose names and style the model follows
-  --translate         write English, whatever is spoken
+  --prompt TEXT       text whose names and style the transcript follows
+  --translate         translate into English
   options             of model, engine and logging, as in oneloop --help
 
 The exit code is 0 only if every file was transcribed.

@@ -22,15 +22,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {  # arguments, and what the command d
     "serve": ("[MODEL]", "serve a model over HTTP; the command where none is given"),
     "ps": ("", "list the running servers"),
     "stop": ("MODEL|PORT|PID", "stop a running server"),
-    "launch": ("CLIENT", "start codex, claude, opencode, aider or openwebui against a server"),
+    "launch": ("CLIENT", "start codex, claude, opencode, aider or openwebui with a running server"),
     "chat": ("[PROMPT]", "chat with --model, or with the server at --url"),
     "complete": ("[PROMPT]", "continue a text"),
-    "transcribe": ("FILE…", "write down the speech of audio files"),
+    "transcribe": ("FILE…", "transcribe audio files"),
     "batch": ("IN OUT", "answer a file of requests"),
     "health": ("[live|ready|generate]", "check a server"),
     "bench": ("COMMAND", "measure a server"),
     "doctor": ("", "check hardware and dependencies"),
-    "quantize": ("MODEL OUT", "write a model in fewer bits"),
+    "quantize": ("MODEL OUT", "write a quantised copy of a model"),
     "lora": ("inspect FOLDER", "describe a LoRA adapter"),
     "ray": ("", "serve on Ray, in several processes"),
     "completion": ("bash|zsh|fish", "print a script that completes commands and options"),
@@ -43,8 +43,8 @@ def overview() -> str:
     return "\n".join([
         f"oneloop {__version__}: serve language models, or chat with them", "", "usage: oneloop COMMAND [options]", "",
         *lines, "",
-        "oneloop COMMAND --help describes a command. oneloop serve --help lists the options that most people use,",
-        "--help all every option, --help GROUP those of a group: " + ", ".join(_groups(options_by_name())) + ".",
+        "oneloop COMMAND --help describes a command. oneloop serve --help lists the most used options,",
+        "--help all lists every option, --help GROUP the options of a group: " + ", ".join(_groups(options_by_name())) + ".",
     ])  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def command_of(argv: Sequence[str]) -> tuple[str, list[str]]:
         model, *rest = rest
         if any(word.partition("=")[0] == "--model" for word in rest):
             raise ConfigError(
-                f"the model is named twice, as {model} and by --model; several models are --model {model} --model …"
+                f"a model is given as {model} and by --model; to serve several models, use --model {model} --model …"
             )
         rest = ["--model", model, *rest]
     return command, rest
@@ -87,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
         if word.startswith("-"):
             raise ConfigError(f"unknown option {word}{did_you_mean(word, self._option_string_actions, '--')}")
         if any(arg.partition("=")[0] in self.secret_flags for arg in argv):
-            raise ConfigError("unexpected argument, not shown since it may be a key; a flag takes one key at a time")
+            raise ConfigError("unexpected argument, not shown because it may be a key; repeat the flag for each key")
         raise ConfigError(
             f"unexpected argument {word!r}; the model follows the command (oneloop serve MODEL) or --model, and options start "
             "with --"

@@ -124,19 +124,19 @@ def _bad_stages(options: ServerOptions) -> str | None:
     if options.pipeline_parallel_size == 1:
         return f"{named} starts a process for each pipeline stage: add --pipeline-parallel-size"
     for flag, is_asked, instead in (
-        ("--data-parallel-size", options.data_parallel_size > 1, "take the replicas of oneloop ray"),
-        ("--embedding-model", options.embedding_model is not None, "serve that by a process of its own"),
-        ("--speech-model", options.speech_model is not None, "serve that by a process of its own"),
-        ("--model twice", len(options.models) > 1, "one model has all hosts"),
+        ("--data-parallel-size", options.data_parallel_size > 1, "use the replicas of oneloop ray"),
+        ("--embedding-model", options.embedding_model is not None, "serve that model by a separate process"),
+        ("--speech-model", options.speech_model is not None, "serve that model by a separate process"),
+        ("--model twice", len(options.models) > 1, "one model uses all hosts"),
         (
             "--enable-expert-distribution-metrics",
             options.enable_expert_distribution_metrics,
-            "each process would tell of its own",
+            "each process would report only its own",
         ),
-        ("--sleep-after", options.sleep_after is not None, "its stages do not sleep"),
+        ("--sleep-after", options.sleep_after is not None, "its stages cannot be unloaded"),
     ):
         if is_asked:
-            return f"{flag} is not for {named}: {instead}"
+            return f"{flag} is not supported with {named}: {instead}"
     return None
 
 
@@ -144,7 +144,7 @@ def _bad_models(options: ServerOptions) -> str | None:
     num = len(options.models)
     if num == 1 and not options.enable_model_management:
         if options.max_loaded_models > 1:
-            return f"--max-loaded-models {options.max_loaded_models} needs at least that many --model"
+            return f"--max-loaded-models {options.max_loaded_models} exceeds the number of --model"
         return None
     names = options.names_by_model
     if num > 1 and len(names) != num:
@@ -154,9 +154,9 @@ def _bad_models(options: ServerOptions) -> str | None:
     for name in _OF_ONE_MODEL:
         if getattr(options, name):
             several = f"there are {num} --model" if num > 1 else "--enable-model-management serves several"
-            return f"{flag_of(name)} applies to one model, and {several}"
+            return f"{flag_of(name)} applies to one model, but {several}"
     if options.max_loaded_models > 1 and options.kv_cache_bytes is None and options.num_kv_blocks is None:
-        return f"--max-loaded-models {options.max_loaded_models} needs --kv-cache-memory, the KV cache of each loaded model"
+        return f"--max-loaded-models {options.max_loaded_models} needs --kv-cache-memory, the size of each KV cache"
     return None
 
 
@@ -206,7 +206,7 @@ def _bad_keys(options: ServerConfig) -> str | None:
     """Return an error message for invalid keys, which contains no key; None if all keys are valid."""
     for name, given in (("api_key", options.api_key), ("admin_api_key", (options.admin_api_key,))):
         if not all(key is None or KEY.fullmatch(key) for key in given):
-            return f"{flag_of(name)} has to be visible ASCII characters without spaces, since it travels in a header"
+            return f"{flag_of(name)} must consist of visible ASCII characters without spaces, because it is sent in a header"
     keys = options.user_keys()
     if options.admin_api_key in keys:
         return "--admin-api-key is also a user's key; use a different key"
@@ -223,7 +223,7 @@ def _bad_origins(options: ServerOptions) -> str | None:
     if "*" in options.cors_origin and len(set(options.cors_origin)) > 1:
         return "--cors-origin * allows every origin; leave out the others"
     if options.cors_credentials and options.cors_origin in ((), ("*",)):
-        return "--cors-credentials needs origins named by --cors-origin, and not *"
+        return "--cors-credentials needs --cors-origin with origins other than *"
     return None
 
 

@@ -32,7 +32,7 @@ class ServerOptions(EngineOptions):
 
     models: tuple[str, ...] = option(
         ("smollm2-135m-instruct",),
-        "short name, hub id, .gguf file or folder in Hugging Face format; repeatable: others load when requests name them",
+        "short name, hub id, .gguf file or Hugging Face folder; repeatable: other models are loaded when requests name them",
         group=MODEL,
         metavar="MODEL",
         name="model",
@@ -42,7 +42,7 @@ class ServerOptions(EngineOptions):
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "names for clients, the first one in answers, or one for each --model; * takes any other name (default: --model)",
+        "model names for clients, or one for each --model; responses use the first; * accepts any name (default: --model)",
         group=MODEL,
         metavar="NAME",
         several=True,
@@ -76,7 +76,7 @@ class ServerOptions(EngineOptions):
         metavar="NAME",
     )
     allow_special_tokens: bool = option(
-        False, "read special tokens in clients' texts as control tokens, where the request does not say", group=MODEL
+        False, "parse special tokens in clients' texts as control tokens, unless the request sets it", group=MODEL
     )
     embedding_model: str | None = option(
         None,
@@ -100,7 +100,7 @@ class ServerOptions(EngineOptions):
         metavar="JSON",
     )
     generation_config: Literal["auto", "none"] = option(
-        "auto", "sampling defaults: of the model's generation_config (auto) or OpenAI's (none)", group=MODEL
+        "auto", "sampling defaults: from the model's generation_config.json (auto), or OpenAI's (none)", group=MODEL
     )
 
     lora_modules: tuple[str, ...] = option(
@@ -120,7 +120,7 @@ class ServerOptions(EngineOptions):
         None, "folder from which /v1/load_lora_adapter may load adapters", group=MODEL, metavar="FOLDER"
     )
     lora_resolver: str | None = option(
-        None, "folder of adapters; a request that names one loads it", group=MODEL, metavar="FOLDER"
+        None, "folder of adapters; an adapter is loaded when a request names it", group=MODEL, metavar="FOLDER"
     )
 
     limit_mm_per_prompt: str | None = option(
@@ -130,20 +130,25 @@ class ServerOptions(EngineOptions):
         metavar="JSON",
     )
     media_io_kwargs: str | None = option(
-        None, """decoding of media: '{"video": {"num_frames": 16}}'""", group=MEDIA, metavar="JSON"
+        None, """options for decoding media, such as '{"video": {"num_frames": 16}}'""", group=MEDIA, metavar="JSON"
     )
     mm_processor_kwargs: str | None = option(
-        None, """arguments of the model's processor: '{"max_pixels": 1003520}'""", group=MEDIA, metavar="JSON"
+        None, """arguments of the model's processor, such as '{"max_pixels": 1003520}'""", group=MEDIA, metavar="JSON"
     )
     enable_mm_embeds: bool = option(
         False, "accept image_embeds and audio_embeds; only if all clients are trusted", group=MEDIA
     )
     mm_processor_cache_gb: float = option(
-        1.0, "cache of processed media, in GiB; 0 disables it", group=MEDIA, minimum=0, maximum=1024, metavar="GIB"
+        1.0,
+        "size of the cache of processed media, in GiB; 0 disables it",
+        group=MEDIA,
+        minimum=0,
+        maximum=1024,
+        metavar="GIB",
     )
     max_media_memory_gb: float = option(
         16.0,
-        "processed media of all requests, in GiB; more get 429",
+        "maximum processed media of all requests, in GiB; further requests get 429",
         group=HTTP,
         minimum=0,
         maximum=16384,
@@ -161,7 +166,7 @@ class ServerOptions(EngineOptions):
     )
     media_fetch_timeout: float = seconds(5.0, "seconds to fetch media from a URL", group=MEDIA, minimum=0.1)
     max_media_size: int = size(
-        64 * 1024**2, "maximum size of a media file; larger ones are refused", group=MEDIA, minimum=1024
+        64 * 1024**2, "maximum size of a media file, such as 64MiB; larger ones are refused", group=MEDIA, minimum=1024
     )
     max_image_pixels: int = option(
         64_000_000,
@@ -175,7 +180,10 @@ class ServerOptions(EngineOptions):
     )
 
     max_audio_size: int = size(
-        25 * 1024**2, "maximum size of a file to transcribe; larger ones are refused", group=MEDIA, minimum=1024
+        25 * 1024**2,
+        "maximum size of a file to transcribe, such as 25MiB; larger ones are refused",
+        group=MEDIA,
+        minimum=1024,
     )
     max_audio_seconds: float = seconds(
         4 * 3600.0, "maximum seconds of a file to transcribe; longer ones are refused", group=MEDIA, minimum=0.1
@@ -184,7 +192,7 @@ class ServerOptions(EngineOptions):
     host: str = option(DEFAULT_HOST, "address to listen on", group=HTTP, metavar="ADDRESS")
     port: int | None = option(
         None,
-        f"port to listen on; 0 takes a free one (default: {DEFAULT_PORT})",
+        f"port to listen on; 0 selects a free one (default: {DEFAULT_PORT})",
         group=HTTP,
         minimum=0,
         maximum=65535,
@@ -192,7 +200,7 @@ class ServerOptions(EngineOptions):
     )
     uds: str | None = option(
         None,
-        "Unix socket to listen on instead of host and port, only for this user and group",
+        "Unix socket to listen on instead of host and port; only the server's user and group may connect",
         group=HTTP,
         metavar="PATH",
     )
@@ -206,14 +214,16 @@ class ServerOptions(EngineOptions):
     ssl_cert_reqs: int = option(
         0, "client certificates: 0 ignored, 1 checked if present, 2 required", group=HTTP, minimum=0, maximum=2
     )
-    max_body_size: int = size(16 * 1024**2, "maximum size of a request body", minimum=1024)
+    max_body_size: int = size(16 * 1024**2, "maximum size of a request body, such as 16MiB", minimum=1024)
     strict_fields: bool = option(
         False, "refuse requests with unknown fields, instead of listing them in X-Ignored-Fields", group=HTTP
     )
     max_stored_responses: int = option(
         1000, "responses of /v1/responses kept in memory; 0 keeps none", group=HTTP, minimum=0
     )
-    max_stored_bytes: int = size(256 * 1024**2, "memory for stored responses; the oldest are removed", minimum=0)
+    max_stored_bytes: int = size(
+        256 * 1024**2, "memory for stored responses, such as 256MiB; the oldest are removed", minimum=0
+    )
     max_connections: int = option(16384, "maximum connections", group=HTTP, minimum=1)
     max_connections_per_address: int | None = option(
         None, "maximum connections of an address (default: half of --max-connections)", group=HTTP, minimum=1
@@ -231,23 +241,25 @@ class ServerOptions(EngineOptions):
     batch_dir: str | None = option(
         None, "folder for /v1/files and /v1/batches (default: both are off)", group=HTTP, metavar="FOLDER"
     )
-    max_batch_file_size: int = size(200 * 1024**2, "maximum size of an uploaded file")
+    max_batch_file_size: int = size(200 * 1024**2, "maximum size of an uploaded file, such as 200MiB")
     max_batch_files: int = option(10_000, "maximum files kept, including answers of batches", group=HTTP, minimum=1)
-    max_batch_bytes: int = size(10 * 1024**3, "maximum disk space of all batch files")
+    max_batch_bytes: int = size(10 * 1024**3, "maximum disk space of all batch files, such as 10GiB")
     max_batch_requests: int = option(
-        0, "requests of batches at a time; 0 is a quarter of --max-num-seqs", group=HTTP, minimum=0
+        0, "maximum batch requests in flight; 0 is a quarter of --max-num-seqs", group=HTTP, minimum=0
     )
-    ping_interval: float = seconds(15.0, "seconds of silence until a stream gets a ping; 0 is never", maximum=3600)
+    ping_interval: float = seconds(
+        15.0, "seconds of silence until a stream gets a ping; 0 disables pings", maximum=3600
+    )
     request_timeout: float | None = seconds(
         None,
-        "seconds until an unfinished answer ends with 504, where the request does not say (default: never)",
+        "seconds until an unfinished answer ends with 504, unless the request sets it (default: never)",
         minimum=0.001,
     )
     drain_timeout: float = seconds(30.0, "seconds for running requests to finish after the first Ctrl-C")
 
     api_key: tuple[str, ...] = option(
         (),
-        "key that clients must send; repeatable; ps shows flags, so prefer the variable",
+        "key that clients must send; repeatable; ps shows flags, so prefer the environment variable",
         group=HTTP,
         metavar="KEY",
         secret=True,
@@ -255,7 +267,7 @@ class ServerOptions(EngineOptions):
     api_key_file: str | None = option(None, "file with more keys, one a line", group=HTTP, metavar="FILE")
     admin_api_key: str | None = option(
         None,
-        "key for everything, and the only one for /metrics and the dashboard; prefer the variable",
+        "administrator's key: opens everything, and alone opens /metrics and the dashboard; prefer the environment variable",
         group=HTTP,
         metavar="KEY",
         secret=True,

@@ -167,7 +167,8 @@ class Call:
             return None
         if not _SECONDS.fullmatch(text.strip()) or not 0 < float(text) <= MAX_TIMEOUT_S:
             raise InvalidRequest(
-                f"X-Request-Timeout is seconds, more than 0 and at most {MAX_TIMEOUT_S}", param="X-Request-Timeout"
+                f"X-Request-Timeout must be a number of seconds above 0, at most {MAX_TIMEOUT_S}",
+                param="X-Request-Timeout",
             )
         return float(text)
 

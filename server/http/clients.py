@@ -143,12 +143,12 @@ class Clients:
         if self.num_connected >= self.max_connections:
             self._num_turned_away += 1
             return Unavailable(
-                f"This server has {self.max_connections} connections, as many as it takes", retry_after_s=RETRY_AFTER_S
+                f"This server has {self.max_connections} connections, which is its maximum", retry_after_s=RETRY_AFTER_S
             )
         if address is not None and self._by_address[address] >= self.max_per_address:
             self._num_turned_away += 1
             return TooManyRequests(
-                f"There are {self.max_per_address} connections from your address, as many as one may have",
+                f"There are {self.max_per_address} connections from your address, which is the maximum",
                 retry_after_s=RETRY_AFTER_S,
             )
         client.is_admitted = True
@@ -199,7 +199,7 @@ class Clients:
                 return  # all of it is whole, and will be taken over
             largest.refuse(
                 Unavailable(
-                    f"Bodies of more than {self.max_held_bytes} bytes are on their way to this server",
+                    f"The server is busy: it is receiving request bodies of more than {self.max_held_bytes} bytes",
                     retry_after_s=RETRY_AFTER_S,
                 )
             )

@@ -324,7 +324,7 @@ class TooManyValues(ApiError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"The request body has more than {limit} JSON values (a name counts as 16)")
+        super().__init__(f"The request body has more than {limit} JSON values (a field name counts as 16 values)")
 
 
 class NameTooLong(ApiError):
@@ -339,7 +339,7 @@ class WrongContentType(ApiError):
 
     def __init__(self, given: str | None, wanted: str = "application/json") -> None:
         named = f"not {clip(given)!r}" if given else "and the request names none"
-        super().__init__(f"The content type has to be {wanted}, {named}")
+        super().__init__(f"The content type must be {wanted}, {named}")
 
 
 class TooManyRequests(ApiError):

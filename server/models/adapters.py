@@ -85,7 +85,7 @@ def folder_below(root: Path, path: str) -> Path:
             f"there is no folder {path!r} with an adapter below the folder of adapters (--lora-dir, --lora-resolver)"
         ) from None
     if folder == top or not all(each.is_relative_to(top) for each in inside):
-        raise ValueError(f"{path!r} is outside of the folder of adapters (--lora-dir, --lora-resolver)")
+        raise ValueError(f"{path!r} is outside the folder of adapters (--lora-dir, --lora-resolver)")
     return folder
 
 

@@ -116,7 +116,10 @@ class Lifecycle:
         """Return the models that are loaded now. Raises Unavailable if there are none."""
         resident = self.require_model().resident
         if not resident:
-            raise Unavailable("A model is being swapped for another", retry_after_s=RETRY_WHILE_SWAPPING_S)
+            raise Unavailable(
+                "No model is loaded at the moment: the server is exchanging models",
+                retry_after_s=RETRY_WHILE_SWAPPING_S,
+            )
         return resident
 
     async def death(self) -> str:

@@ -191,18 +191,18 @@ class LoadedModel:
         """Return the transcription settings. Raises TaskNotSupported if the model does not transcribe."""
         if self.speech is None:
             tasks = ("generate",) if self.pooling is None else self.pooling.tasks
-            hint = "; start the server with --speech-model for a speech model beside this one"
+            hint = "; start the server with --speech-model to add a speech model"
             if hearing := [each.name for each in self.besides if each.speech is not None]:
-                hint = f"; {hearing[0]} transcribes"
+                hint = f"; use the model {hearing[0]}"
             raise TaskNotSupported(self.engine.model.architecture, SPEECH_TASKS[0], tasks, hint=hint)
         return self.speech
 
     def require_pooling(self, task: str) -> ServedPooling:
         """Return the pooling settings. Raises TaskNotSupported, naming `task`, if the model generates."""
         if self.pooling is None:
-            hint = "; start the server with --runner pooling for that, or with --embedding-model for another model beside it"
+            hint = "; start the server with --runner pooling, or with --embedding-model to add a pooling model"
             if pooled := [each.name for each in self.besides if each.pooling is not None]:
-                hint = f"; {pooled[0]} is to be pooled"
+                hint = f"; use the model {pooled[0]}"
             elif self.swapped is not None:
                 hint = f"; this server also has {', '.join(each.name for each in self.others)}"
             raise TaskNotSupported(self.engine.model.architecture, task, ("generate",), hint=hint)

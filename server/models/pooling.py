@@ -93,7 +93,7 @@ class Prompts:
         if name is None:
             return "" if self.default is None else self.by_name[self.default]
         if name not in self.by_name:
-            known = f"it has {', '.join(map(repr, self.by_name))}" if self.by_name else "it has none"
+            known = f"it has {', '.join(map(repr, self.by_name))}" if self.by_name else "it has no prompts"
             raise InvalidRequest(f"{param} {clip(name)!r}: this model has no prompt of that name; {known}", param=param)
         return self.by_name[name]
 
@@ -192,7 +192,7 @@ class ServedPooling:
         template has none."""
         takes = self.score_template is not None and self.score_template.takes_instruction
         if wanted and not takes:
-            raise InvalidRequest("instruction: this model's prompt has no place for one", param="instruction")
+            raise InvalidRequest("instruction: this model's prompt format has no instruction", param="instruction")
         return (wanted or self.prompts.text(None, "instruction") or None) if takes else None
 
     def check_dimensions(self, wanted: int | None) -> None:
@@ -201,10 +201,12 @@ class ServedPooling:
         if wanted is None or wanted == size:
             return
         if wanted > size:
-            raise InvalidRequest(DIMENSIONS, f" {wanted}: this model's embeddings have {size}", param=DIMENSIONS)
+            raise InvalidRequest(
+                DIMENSIONS, f" {wanted}: this model's embeddings have {size} dimensions", param=DIMENSIONS
+            )
         if trained is None:
             raise InvalidRequest(
-                DIMENSIONS, f" {wanted}: this model does not support fewer dimensions (Matryoshka); its embeddings have {size}",
+                DIMENSIONS, f" {wanted}: this model does not support fewer dimensions (Matryoshka) than {size}",
                 param=DIMENSIONS,
             )  # fmt: skip
         if trained and wanted not in trained:
@@ -239,13 +241,15 @@ def pooled_tasks(model: ModelInfo | ModelOutline, config: PoolerConfig, convert:
     judges: tuple[PoolingTask, ...] = ("classify",) if by_tokens else tuple(t for t in info.tasks if t not in embeds)
     if convert == "classify" and not judges:
         raise ValueError(
-            f"--convert classify: {model.architecture} has no head that classifies; of one that generates, --pooler-config "
-            """'{"classifier_from_token": ["no", "yes"]}' names the words it answers with"""
+            f"--convert classify: {model.architecture} has no classification head. A generating model needs --pooler-config "
+            """'{"classifier_from_token": ["no", "yes"]}'"""
         )
     tasks = judges if judges and convert != "embed" else embeds
     wanted = config.wanted_task
     if wanted is None:
         return tasks
     if wanted not in tasks:
-        raise ValueError(f"--pooler-config: {model.architecture} does not {wanted}; it can {', '.join(tasks)}")
+        raise ValueError(
+            f"--pooler-config: {model.architecture} does not support the task {wanted}; it supports {', '.join(tasks)}"
+        )
     return (wanted, *(task for task in tasks if task != wanted))

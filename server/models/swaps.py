@@ -440,10 +440,10 @@ class Swaps(Generic[M]):
                 "num_requests_waiting_for_model", "Requests that wait until the model is loaded.", "gauge",
                 {(): float(len(model.waiting))},
             ),
-            Metric("model_swaps", "Times that the model came in place of another.", "counter", {(): float(model.num_swaps)}),
-            Metric("model_swap_seconds", "What that took, in all.", "counter", {(): model.swap_s}),
+            Metric("model_swaps", "Loads of the model in place of another.", "counter", {(): float(model.num_swaps)}),
+            Metric("model_swap_seconds", "Seconds of these loads.", "counter", {(): model.swap_s}),
             Metric(
-                "model_load_failures", "Times that the model could not be loaded.", "counter", {(): float(model.num_failures)}
+                "model_load_failures", "Failed loads of the model.", "counter", {(): float(model.num_failures)}
             ),
         ]  # fmt: skip
 

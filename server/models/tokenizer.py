@@ -309,7 +309,7 @@ class Tokenizer:
 
 def _no_tokenizer_json(folder: Path) -> str:
     if not folder.is_dir():
-        return f"{folder} is no folder"
+        return f"{folder} is not a folder"
     others = [name for name in ("tokenizer.model", "tekken.json", "vocab.json") if (folder / name).is_file()]
     if not others:
         return f"{folder} has no tokenizer.json; give a tokenizer with --tokenizer"

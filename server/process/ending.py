@@ -112,7 +112,10 @@ class SignalWatch:
         if not self._signals.see(number):
             return
         if self._signals.num == 1:
-            self._after(self._limit_s, lambda: leave_at_once(EXIT_STUCK, "something hangs; the process ends anyway"))
+            self._after(
+                self._limit_s,
+                lambda: leave_at_once(EXIT_STUCK, "the shutdown exceeded its time limit; the process ends now"),
+            )
         else:
             turns = threading.Event()  # set by the loop, which handles the signal itself, if it still does anything
             with contextlib.suppress(RuntimeError):  # it has been closed

@@ -324,7 +324,7 @@ async def _load_adapters(config: ServerConfig, engine: EngineClient) -> dict[str
         await engine.adapters.load(module.name, module.path)
     wanted = by_modality(config.default_mm_loras)
     if unknown := sorted(wanted.keys() - engine.model.modalities):
-        raise ValueError(f"--default-mm-loras: {engine.model.architecture} takes no {unknown[0]}")
+        raise ValueError(f"--default-mm-loras: {engine.model.architecture} does not accept {unknown[0]}")
     names = {
         modality: each if engine.adapters.find(each) is not None else modality for modality, each in wanted.items()
     }

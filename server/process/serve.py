@@ -207,7 +207,7 @@ class Process:
             code = EXIT_DRAINED if death.done() else await self._drain(loaded, server, serving)
             if not death.done():
                 return code
-            self._last_words = f"{death.result()}; only another process can serve"
+            self._last_words = f"{death.result()}; restart the server"
             logger.critical("%s", self._last_words)
             server.stop(0)
             await asyncio.wait({serving}, timeout=DEATH_LIMIT_S)  # let waiting clients read the error
@@ -298,7 +298,7 @@ class Process:
         left_s = limit_s - (time.monotonic() - began_s)
         await _end_http(server, serving, max(CLOSE_LIMIT_S, left_s))
         if not await loaded.engines.close():
-            self._last_words = "a step did not end; the process ends without it"
+            self._last_words = "a step did not end in time; the process ends without waiting for it"
             logger.error("%s", self._last_words)
             return EXIT_STUCK
         logger.info("shut down after %.1f s", time.monotonic() - began_s)

@@ -113,7 +113,7 @@ def _source(loaded: LoadedModel) -> str:
 
 def _replicas(loaded: LoadedModel) -> str:
     num = len(loaded.engine.replicas)
-    return "" if num == 1 else f"; {num} replicas, numbers are of all together"
+    return "" if num == 1 else f"; {num} replicas, numbers are totals"
 
 
 def _beside(loaded: LoadedModel) -> str:

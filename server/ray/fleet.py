@@ -48,5 +48,5 @@ def _as_ours(error: Exception) -> Exception:
                 "The server is busy: too many requests wait for a replica", retry_after_s=RETRY_AFTER_S
             )
         case DeploymentUnavailableError() | TimeoutError():
-            return Unavailable("No replica is there to answer", retry_after_s=RETRY_AFTER_S)
+            return Unavailable("No replica is running", retry_after_s=RETRY_AFTER_S)
     return error

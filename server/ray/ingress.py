@@ -92,7 +92,7 @@ class Ingress:
                 await anext(stream)
         except TimeoutError:
             raise Unavailable(
-                f"No replica took the request within {limit_s:g} s", retry_after_s=RETRY_AFTER_S
+                f"No replica accepted the request within {limit_s:g} s", retry_after_s=RETRY_AFTER_S
             ) from None
         head: ResponseHead | None = None
         last = b""
@@ -168,4 +168,4 @@ def _start(head: ResponseHead, scope: Scope) -> Message:
 
 def _log_loss(error: ApiError, scope: Scope) -> None:
     if isinstance(error, ReplicaLost):
-        logger.warning("%s: its replica has ended in the middle of the answer", call_in(scope).id)
+        logger.warning("%s: its replica ended before the answer was complete", call_in(scope).id)

@@ -23,15 +23,15 @@ USAGE = """usage: oneloop ray [--replicas N] [--min-replicas N --max-replicas N]
 
 Serve a model by several processes, on one machine or many: a Ray Serve application (needs oneloop[ray]).
 
-  --replicas N                  so many replicas, each a process with the whole model (default 1); of a range, to begin with
-  --min-replicas N              as few, where requests are few, and
-  --max-replicas N              as many, where they are many: by what a replica has at work
-  --target-ongoing-requests N   requests that a replica has at work where their number is right (default 32)
-  --gpus-per-replica N          GPUs of one machine for each (default: as many as the model is split on, or none where there are
-                                none)
-  --cpus-per-replica N          CPU cores for each, and as many threads where no GPU computes (default 1)
-  --ingress-replicas N          processes that take requests from Serve's proxies and choose a replica (default 1)
-  --ray-address ADDRESS         a cluster (default: RAY_ADDRESS, or else one of this machine alone, for as long as this runs)
+  --replicas N                  replicas, each a process with the whole model (default 1); with a range, the first number
+  --min-replicas N              minimum number of replicas, at low load
+  --max-replicas N              maximum number of replicas, at high load
+  --target-ongoing-requests N   target number of requests in flight per replica, for a range (default 32)
+  --gpus-per-replica N          GPUs of each replica, on one machine (default: as many as the model needs; none on a machine
+                                without GPUs)
+  --cpus-per-replica N          CPU cores of each replica; without GPUs, also its threads (default 1)
+  --ingress-replicas N          processes that accept requests from Serve's proxies and choose a replica (default 1)
+  --ray-address ADDRESS         address of a cluster (default: RAY_ADDRESS, or a temporary cluster on this machine)
   options                       as in oneloop --help; --host and --port are those of Serve's proxies
 """
 
@@ -118,8 +118,8 @@ def num_devices(config: ServerConfig) -> int:
 def replica_config(config: ServerConfig) -> ServerConfig:
     """Return `config` for a replica. Responses are not stored: later requests may reach other replicas. Raises ConfigError."""
     for flag, value, instead in (
-        ("--batch-dir", config.batch_dir, "batches are kept by one process"),
-        ("--uds", config.uds, "Serve's proxies listen at a port"),
+        ("--batch-dir", config.batch_dir, "batches need a single process"),
+        ("--uds", config.uds, "Serve's proxies need a port"),
     ):
         if value is not None:
             raise ConfigError(f"{flag} is not supported by oneloop ray: {instead}")

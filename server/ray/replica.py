@@ -63,7 +63,7 @@ class Replica:
     async def _end_with_engine(self) -> None:
         """End the process when its engine fails, so that Serve replaces the replica."""
         reason = await self._lifecycle.death()
-        logger.critical("%s; only another replica can serve", reason)
+        logger.critical("%s; the replica must be replaced", reason)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DEATH_LIMIT_S)  # let waiting clients read the error
         leave_at_once(EXIT_CANNOT_SERVE, reason)

@@ -144,7 +144,7 @@ class StageCluster:
         self._group = placement_group(wanted, strategy=strategy(config, num_gpus))
         while not self._group.wait(PATIENCE_S):
             logger.warning(
-                "waiting for a Ray cluster with room for %d stages, each with %d GPUs, the first on this host",
+                "waiting for a Ray cluster with resources for %d stages of %d GPUs each, the first stage on this host",
                 len(wanted), num_gpus,
             )  # fmt: skip
         if num_gpus:

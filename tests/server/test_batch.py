@@ -195,7 +195,7 @@ def test_of_two_lines_with_one_custom_id_the_later_fails_and_disturbs_no_other(r
     assert [text_of(record) for record in run.records if record["response"]] == ["A", "B"]
     (failed,) = (record for record in run.records if record["error"])
     assert (failed["custom_id"], failed["error"]["param"]) == ("a", "custom_id")
-    assert failed["error"]["message"].startswith("line 3: an earlier line has this custom_id")
+    assert failed["error"]["message"].startswith("line 3: an earlier line has the same custom_id")
 
 
 def test_resuming_keeps_what_was_answered_and_does_the_rest(run, capsys):
@@ -206,7 +206,7 @@ def test_resuming_keeps_what_was_answered_and_does_the_rest(run, capsys):
     assert [request.prompt_ids for request in run.engine.submitted] == [run.tokenizer.encode(t) for t in "bd"]
     assert len(run.records) == 4
     assert [record for record in run.records if record["custom_id"] in "ac"] == answered
-    assert "2 answered, 0 failed, 2 were there" in capsys.readouterr().err
+    assert "2 answered, 0 failed, 2 answered earlier" in capsys.readouterr().err
     assert [path.name for path in sorted(run.target.parent.iterdir())] == ["in.jsonl", "out.jsonl"]
 
 
@@ -254,8 +254,8 @@ def test_ctrl_c_ends_it_with_whole_lines_that_can_be_resumed(run):
         (["--model", "x", "in.jsonl"], "batch IN OUT"),
         (["in.jsonl", "out.jsonl", "more.jsonl"], "batch IN OUT"),
         (["-", "-", "--resum"], "did you mean --resume"),
-        (["--resume", "-", "-"], "--resume needs a file"),
-        (["-", "-", "--resume"], "--resume needs a file"),
+        (["--resume", "-", "-"], "--resume needs an output file"),
+        (["-", "-", "--resume"], "--resume needs an output file"),
         (["same.jsonl", "./same.jsonl"], "at once"),
         (["-", "-", "--max-num-seq", "3"], "did you mean --max-num-seqs"),
         (["-", "-", "--port=80"], "--port applies to oneloop serve only"),

@@ -48,8 +48,8 @@ def test_serve_takes_the_model_as_everybody_types_it():
     [
         (["modles"], "unknown command 'modles' (did you mean models?)"),
         (["owner/name"], "did you mean oneloop serve owner/name?"),
-        (["serve", "a", "--model", "b"], "the model is named twice, as a and by --model"),
-        (["serve", "a", "--model=b"], "the model is named twice"),
+        (["serve", "a", "--model", "b"], "a model is given as a and by --model"),
+        (["serve", "a", "--model=b"], "a model is given as a"),
     ],
 )
 def test_what_is_no_command_is_refused_with_what_was_meant(argv, words):
@@ -90,7 +90,7 @@ def test_options_are_judged_before_the_engine_is_imported(tmp_path):
     refused = {
         "--max-model-len 513 is more than the model's 512": [*model, "--max-model-len", "513"],
         "raise --kv-cache-memory to": [*model, "--kv-cache-memory", "1KiB"],
-        "--device cuda: there is no NVIDIA driver here": ["--device", "cuda"],
+        "--device cuda: no NVIDIA driver is installed": ["--device", "cuda"],
         "there is no tool parser 'bogus'": ["--tool-parser", "bogus"],
         "there is no reasoning parser 'bogus'": ["--reasoning-parser", "bogus"],
         "did you mean --port?": ["serve", "--prot", "1"],

@@ -436,11 +436,11 @@ def test_several_models_are_one_after_another_called_as_they_are_given_or_as_som
     [
         (["--model", "a", "--model", "a"], "two models have the name a"),
         (["--model", "a", "--model", "b", "--served-model-name", "x"], "2 --model and 1 --served-model-name"),
-        (["--model", "a", "--model", "b", "--tokenizer", "t"], "--tokenizer applies to one model, and there are 2"),
+        (["--model", "a", "--model", "b", "--tokenizer", "t"], "--tokenizer applies to one model, but there are 2"),
         (["--model", "a", "--model", "b", "--enable-lora"], "--enable-lora applies to one model"),
         (["--model", "a", "--model", "b", "--max-loaded-models", "2"], "needs --kv-cache-memory"),
         (["--model", "a", "--model", "b", "--embedding-model", "b"], "is also a name of --model"),
-        (["--max-loaded-models", "2"], "needs at least that many --model"),
+        (["--max-loaded-models", "2"], "exceeds the number of --model"),
     ],
 )
 def test_what_contradicts_several_models_is_refused(flags, reason):
@@ -452,10 +452,10 @@ def test_what_contradicts_several_models_is_refused(flags, reason):
     ("flags", "reason"),
     [
         ([], "add --pipeline-parallel-size"),
-        (["-pp", "2", "-dp", "2"], "take the replicas of oneloop ray"),
-        (["-pp", "2", "--embedding-model", "e"], "serve that by a process of its own"),
-        (["-pp", "2", "--model", "a", "--model", "b"], "one model has all hosts"),
-        (["-pp", "2", "--sleep-after", "9"], "its stages do not sleep"),
+        (["-pp", "2", "-dp", "2"], "use the replicas of oneloop ray"),
+        (["-pp", "2", "--embedding-model", "e"], "serve that model by a separate process"),
+        (["-pp", "2", "--model", "a", "--model", "b"], "one model uses all hosts"),
+        (["-pp", "2", "--sleep-after", "9"], "its stages cannot be unloaded"),
     ],
 )
 def test_what_contradicts_stages_in_processes_of_their_own_is_refused(flags, reason):

@@ -128,8 +128,8 @@ async def test_what_cannot_be_started_is_refused_with_what_to_do(serve, monkeypa
     url = f"http://127.0.0.1:{server.port}"
     monkeypatch.setenv("PATH", "")
     for argv, said in (
-        (["claude", "--url", url, "--api-key", "secret"], "claude is not installed: npm install -g @anthropic"),
-        (["codex", "--url", url], "requires a key: use --api-key, or set ONELOOP_API_KEY"),
+        (["claude", "--url", url, "--api-key", "secret"], "claude is not installed: run npm install -g @anthropic"),
+        (["codex", "--url", url], "requires an API key: use --api-key, or set ONELOOP_API_KEY"),
         (["codex", "--url", url, "--api-key", "secret", "--model", "other"], "has no model other; it serves tiny"),
         (["codxe"], r"'codxe' is not one of .* \(did you mean codex\?\)"),
         (["codex", "--url", "http://127.0.0.1:9"], "no server responds at http://127.0.0.1:9 .*oneloop serve MODEL"),

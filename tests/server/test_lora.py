@@ -235,7 +235,7 @@ async def test_adapters_for_pictures_are_named_or_stand_in_a_folder(tmp_path):
 
     assert await loaded(json.dumps({"image": "sight", "audio": voice})) == {"image": "sight", "audio": "audio"}
     assert engine.adapters.loaded == [("audio", voice)]
-    with pytest.raises(ValueError, match="--default-mm-loras: Some takes no video"):
+    with pytest.raises(ValueError, match="--default-mm-loras: Some does not accept video"):
         await loaded('{"video": "sight"}')
 
 

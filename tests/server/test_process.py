@@ -295,7 +295,7 @@ def test_an_engine_that_can_never_serve_again_ends_the_process_with_a_code_of_it
             assert "server_error" in response.read().decode()
         assert child.wait() == 70
         last = child.stdout.read().splitlines()[-1]
-        assert last == "oneloop: the device cannot compute any more: OutOfOrder; only another process can serve"
+        assert last == "oneloop: the device cannot compute any more: OutOfOrder; restart the server"
 
 
 @pytest.mark.parametrize(("fake", "code"), [("hanging-thread", 0), ("hanging-step", 71)], ids=["a thread", "a step"])

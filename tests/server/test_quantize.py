@@ -32,7 +32,7 @@ def test_it_says_what_was_written(capsys):
     said = capsys.readouterr().out
     assert "14 matrices in w4a16" in said
     assert "9.8%" in said
-    assert "left as they are: a.gate" in said
+    assert "not quantised: a.gate" in said
     assert "oneloop serve out" in said
     (job,) = jobs
     assert (job.model, job.out, job.scheme, job.text) == ("m", Path("out"), "w4a16", None)

@@ -155,7 +155,7 @@ def test_a_file_goes_with_the_next_question_and_with_its_repetition(tmp_path):
     )
     parts = [{"type": "text", "text": "note.txt:\n```\nremember\n```"}, {"type": "text", "text": "one"}]
     assert [asked[-1][1] for asked, _ in answerer.asked] == [parts, parts, "two"]
-    assert "note.txt goes with the next question" in shown
+    assert "note.txt is sent with the next question" in shown
     assert "none: No such file or directory" in shown
 
 

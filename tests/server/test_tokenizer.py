@@ -270,7 +270,7 @@ def test_gguf_templates_come_by_name_too():
 
 
 def test_a_folder_without_a_tokenizer_says_what_is_missing(tmp_path):
-    with pytest.raises(TokenizerError, match="no folder"):
+    with pytest.raises(TokenizerError, match="is not a folder"):
         Tokenizer.from_folder(tmp_path / "nowhere")
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json; give a tokenizer with --tokenizer"):
         Tokenizer.from_folder(tmp_path)

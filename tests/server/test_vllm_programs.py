@@ -144,7 +144,7 @@ def test_what_is_the_default_anyway_is_taken_without_a_word(fake, caplog):  # no
     ("keyword", "words"),
     [
         ({"cpu_offload_gb": 4}, r"cpu_offload_gb=4 is not supported: weights stay on the device"),
-        ({"kv_transfer_config": {"kv_role": "kv_both"}}, "kv_transfer_config=.* there are no connectors"),
+        ({"kv_transfer_config": {"kv_role": "kv_both"}}, "kv_transfer_config=.* KV connectors are not supported"),
         ({"worker_cls": "mine"}, "worker_cls='mine' is not supported"),
         ({"enable_chunked_prefil": True}, "unknown option 'enable_chunked_prefil'"),
         ({"max_modle_len": 5}, r"unknown option 'max_modle_len' \(did you mean max_model_len\?\)"),
@@ -191,7 +191,7 @@ def test_params_can_be_read_set_copied_and_sent():
     ("fields", "words"),
     [
         ({"guided_decoding": {"json": {}}}, "its name is structured_outputs"),
-        ({"logits_processors": [print]}, "no Python function sees logits"),
+        ({"logits_processors": [print]}, "Python functions cannot change logits"),
         ({"detokenize": False}, "an answer is always text"),
     ],
 )

@@ -57,7 +57,7 @@ def conv_kernel(config: HfConfig, key: str, default: int = 4) -> int:
 def checked_mamba2(config: HfConfig, mixer: Mamba2, act: str = "hidden_act") -> Mamba2:
     """Return `mixer` unchanged. Raises UnsupportedModel if its sizes are inconsistent or the config has unsupported options."""
     if mixer.num_heads % mixer.num_groups:
-        raise UnsupportedModel(f"config: {mixer.num_heads} heads do not share {mixer.num_groups} groups evenly")
+        raise UnsupportedModel(f"config: {mixer.num_heads} heads are not a multiple of its {mixer.num_groups} groups")
     check_silu(config, act)
     limit = config.get("time_step_limit")
     if limit not in (None, *_NO_LIMIT):

@@ -227,7 +227,7 @@ def test_what_layers_share_is_read_once():
     [
         (MAMBA2 | {"time_step_limit": [0.001, 0.1]}, "time_step_limit .* only 0 to infinity"),
         (MAMBA2 | {"hidden_act": "gelu"}, "'gelu' is not supported in recurrent layers"),
-        (MAMBA2 | {"n_groups": 3}, "8 heads do not share 3 groups evenly"),
+        (MAMBA2 | {"n_groups": 3}, "8 heads are not a multiple of its 3 groups"),
         (MAMBA2 | {"conv_kernel": 1}, "conv_kernel is 1"),
         (MAMBA2 | {"head_dim": 8}, "not expand times hidden_size"),
         (NEMOTRON_H | {"layers_block_type": ["mamba", "attn"]}, "layers_block_type has attn; supported"),

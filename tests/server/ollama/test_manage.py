@@ -150,6 +150,6 @@ async def test_a_users_key_may_not_change_models(several):
 def test_options_of_one_model_contradict_the_management_of_several():
     assert parse(["--enable-model-management"], {}).enable_model_management
     with pytest.raises(
-        ConfigError, match="--revision applies to one model, and --enable-model-management serves several"
+        ConfigError, match="--revision applies to one model, but --enable-model-management serves several"
     ):
         parse(["--enable-model-management", "--model", "a/b", "--revision", "x"], {})

@@ -213,4 +213,4 @@ def test_a_program_makes_an_object_for_each_model():
 def test_a_plan_is_of_one_model(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["oneloop", "--dry-run", "--embedding-model", "all-minilm-l6-v2"])
     assert main() == 2
-    assert "plans one model" in capsys.readouterr().err
+    assert "supports one model only" in capsys.readouterr().err

@@ -144,9 +144,9 @@ def test_the_head_decides_what_a_model_is_for_unless_it_is_converted(pooler, con
 @pytest.mark.parametrize(
     ("pooler", "config", "convert", "complaint"),
     [
-        (EMBEDDER, None, "classify", "has no head"),
-        (EMBEDDER, '{"task": "classify"}', "auto", "does not classify"),
-        (CLASSIFIER, '{"task": "embed"}', "auto", "does not embed"),
+        (EMBEDDER, None, "classify", "has no classification head"),
+        (EMBEDDER, '{"task": "classify"}', "auto", "does not support the task classify"),
+        (CLASSIFIER, '{"task": "embed"}', "auto", "does not support the task embed"),
         (EMBEDDER, '{"classifier_from_token": ["no such", "word"]}', "auto", "'no such' is not a token"),
     ],
 )
