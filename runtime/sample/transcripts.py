@@ -41,9 +41,6 @@ class Transcripts:
         self._suppressed = facts.new_full((max_num_seqs + 1, MAX_SUPPRESSED), -1)
         self._first_suppressed = facts.new_full((max_num_seqs + 1, MAX_FIRST_SUPPRESSED), -1)
         self._vocabulary = torch.arange(vocab_size, device=device)
-        # A captured graph serves whichever rows come later, so it holds the rules of timestamps in any case.
-        self._is_captured = device.type == "cuda"
-        self._stamped_rows: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -53,10 +50,7 @@ class Transcripts:
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
         """Raises ValueError for more suppressed ids than the tables hold, or too many between text and timestamps."""
         rules, facts = binding.params.transcript, np.full(FACTS, -1, dtype=np.int64)
-        self._stamped_rows.discard(row)
         if rules is not None:
-            if rules.timestamp_begin is not None:
-                self._stamped_rows.add(row)
             begin = self._vocab_size if rules.timestamp_begin is None else rules.timestamp_begin
             if begin < self._vocab_size and not 0 <= begin - rules.text_end <= MAX_CONTROL:
                 raise ValueError(f"text ends at {rules.text_end}: not within {MAX_CONTROL} ids before the timestamps")
@@ -83,9 +77,7 @@ class Transcripts:
         is_first = has_rules & (sample_positions == facts[:, FIRST_POSITION])
         _suppress(logits, self._suppressed[rows], has_rules)
         _suppress(logits, self._first_suppressed[rows], is_first)
-        if self._stamped_rows or self._is_captured:
-            stamped = has_rules & (facts[:, TIMESTAMP_BEGIN] < self._vocab_size)
-            self._apply_timestamps(logits, facts, stamped, is_first)
+        self._apply_timestamps(logits, facts, has_rules & (facts[:, TIMESTAMP_BEGIN] < self._vocab_size), is_first)
 
     def _apply_timestamps(self, logits: Tensor, facts: Tensor, stamped: Tensor, is_first: Tensor) -> None:
         begin, last = facts[:, TIMESTAMP_BEGIN, None], facts[:, LAST]

@@ -92,17 +92,6 @@ def test_each_row_follows_its_own_rules():
     assert drawing.ids[2][1] == 7, "only the first token may not be that"
 
 
-def test_words_are_drawn_alike_with_and_without_rows_of_timestamps():
-    words = TranscriptRules(RULES.suppressed_ids, RULES.first_suppressed_ids, None, END)
-    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(3))
-    alone, beside = Drawing(words), Drawing(words, RULES)
-    for _ in range(3):
-        assert torch.equal(alone.draw(logits[:1])[0], beside.draw(logits)[0])
-    beside.params[1] = beside.params[0]
-    beside.bind(1)
-    assert torch.equal(alone.draw(logits[:1])[0], beside.draw(logits)[0])
-
-
 def test_rows_that_are_not_sampled_keep_their_place():
     drawing = Drawing(RULES, RULES)
     logits = torch.zeros(2, VOCAB)
