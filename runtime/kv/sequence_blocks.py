@@ -61,20 +61,39 @@ class SequenceBlocks:
 
         All known tokens are reserved so that a prompt that starts can finish. One spare entry for each of the `num_running`
         sequences prevents an immediate preemption. `longest_step`: maximum number of tokens in a step."""
-        cache, size, num_tokens = self.cache, self.cache.block_size, sequence.num_tokens
+        cache = self.cache
         if self._empty_tables:
             sequence.tables, sequence.num_slots = self._empty_tables, self._empty_tables[0].num_slots
             return True
         if cache.enabled:
             self.extend_hashes(sequence)
-        match = cache.match(sequence.block_hashes, sequence.num_reusable // size)
+        match = cache.match(sequence.block_hashes, sequence.num_reusable // cache.block_size)
         for claim in sequence.claims:
             if (num_entries := claim.reuses(match)) < match.num_entries:
                 match = cache.match(sequence.block_hashes, num_entries)
         refusal = _Refusal(sequence.number, match, self.pool.num_freed, num_running)
         if refusal == self._refusal:
             return False
-        start = match.num_entries * size
+        if not self._start(sequence, match, num_running, longest_step) and (
+            # A copied state needs more blocks than a computed one. A sequence that runs alone must fit without a hit.
+            num_running or not self._start(sequence, cache.match((), 0), num_running, longest_step)
+        ):
+            self._refusal = refusal
+            return False
+        self._refusal = None
+        num_tokens, start = sequence.num_tokens, sequence.num_computed_tokens
+        self.hit_share += _NEW_SHARE * (start / num_tokens - self.hit_share)
+        if cache.enabled and not sequence.request.is_probe:
+            self.num_prefix_queries += num_tokens
+            self.num_prefix_hits += start
+        if not sequence.is_resumed:
+            sequence.num_cached_tokens = start
+        return True
+
+    def _start(self, sequence: Sequence, match: Match, num_running: int, longest_step: int) -> bool:
+        """Give `sequence` block tables that begin with `match`. Return False and change nothing if there are too few blocks."""
+        cache, num_tokens = self.cache, sequence.num_tokens
+        start = match.num_entries * cache.block_size
         tables = tuple(BlockTable(cache.entry_size, group, start) for group in cache.groups)
         copied = [
             self._written_again(group, start, block_ids)
@@ -86,9 +105,7 @@ class SequenceBlocks:
         missing = sum(table.num_reserved for table in tables)
         room = self.pool.num_free - missing - self.blocks_per_entry * num_running
         if room < sum(map(len, match.ids)) and (room < 0 or room < sum(map(self.pool.num_idle, match.ids))):
-            self._refusal = refusal
             return False
-        self._refusal = None
         for block_ids in match.ids:
             self.pool.share(block_ids)
         self.pool.reserve(missing)
@@ -99,12 +116,6 @@ class SequenceBlocks:
         sequence.has_new_blocks = True
         sequence.num_computed_tokens = start
         sequence.num_registered_blocks = match.num_entries
-        self.hit_share += _NEW_SHARE * (start / num_tokens - self.hit_share)
-        if cache.enabled and not sequence.request.is_probe:
-            self.num_prefix_queries += num_tokens
-            self.num_prefix_hits += start
-        if not sequence.is_resumed:
-            sequence.num_cached_tokens = start
         return True
 
     def _written_again(self, group: LayerGroup, start: int, block_ids: BlockIds) -> BlockIds:

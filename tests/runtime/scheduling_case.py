@@ -102,6 +102,12 @@ def idle_blocks(scheduler: Scheduler) -> list[int]:
     return [block_id for block_id in range(pool.num_blocks) if not pool.count(block_id)]
 
 
+def state_blocks(scheduler: Scheduler) -> set[int]:
+    """Blocks that running sequences write again with each step."""
+    tables = (table for sequence in scheduler.running for table in sequence.tables if table.group.state)
+    return {block_id for table in tables for block_id in table.ids}
+
+
 @dataclass
 class DeviceRow:
     """What the device knows of a row: its tables, its tokens as far as they are sampled, how many of them are computed; and the
