@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("server", "runtime", "ops", "csrc")
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".h", ".inl")
-MAX_LINES = 104_200  # the goal is 80,000: lower this with every step towards it; speech, KV tiers and snapshots added 8,000
+MAX_LINES = 104_200  # the goal is 80,000: lower this with every step towards it
 MAX_FILE_LINES = 500
 MAX_ATTRIBUTES = 20  # assigned by a class's own methods; fields of dataclasses and structs are plain data
 LARGER_CLASSES = {

@@ -75,7 +75,7 @@ async def test_embeddings_of_another_size_or_without_leave_are_refused(texts):
     ours, table = texts
     for allowed, width, complaint in (
         (True, -1, r"embeddings \[3, 63\] for 3 tokens: those of this model are \[3, 64\]"),
-        (False, None, "takes no embeds"),
+        (False, None, "does not accept embeds"),
     ):
         config = EngineConfig(**{**OPTIONS, "enable_prompt_embeds": allowed})
         engine = make_engine(await engine_parts(ours, config), config)

@@ -74,7 +74,7 @@ def test_a_mistake_is_named(tmp_path, text, reason):
 
 
 def test_an_unknown_name_in_only_is_named(tmp_path):
-    with pytest.raises(BadServersFile, match="no server b; running: a"):
+    with pytest.raises(BadServersFile, match="no server b; there are a"):
         read_servers(written(tmp_path, '[[server]]\nname="a"\nport=1'), ["b"])
 
 

@@ -88,7 +88,7 @@ def test_what_does_not_belong_together_is_named(folder):
     with pytest.raises(PlanError, match="--max-model-len 100 is more than the draft model's 64"):
         planned(shorter, max_model_len=100)
     assert planned(shorter).plan.max_model_len == 64
-    with pytest.raises(PlanError, match="its files"):
+    with pytest.raises(PlanError, match="a draft model with files"):
         plan_engine(options(shorter), files, lambda progress: None)
 
 

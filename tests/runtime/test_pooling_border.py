@@ -47,7 +47,7 @@ def test_a_request_that_leaves_nothing_open_is_not_written_anew():
         (RERANKER, PoolingParams("classify", label_token_ids=(1,)), "generates no tokens"),
         (CHAT, PoolingParams("embed", label_token_ids=(1,)), "for the task classify, not embed"),
         (CHAT, PoolingParams("classify", label_token_ids=(1000,)), "from 0 to 999"),
-        (CHAT, PoolingParams("token_embed", "mean"), "for the task embed, not token_embed"),
+        (CHAT, PoolingParams("token_embed", "mean"), "to the task embed, not token_embed"),
         (CHAT, PoolingParams(dimensions=17), "from 1 to 16"),
         (CHAT, PoolingParams(dimensions=0), "from 1 to 16"),
         (RERANKER, PoolingParams("classify", dimensions=1), "from 1 to 16"),

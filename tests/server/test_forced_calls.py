@@ -152,9 +152,9 @@ REFUSED = [
     ({"tools": [tool("f", {"a": {"enum": ["x" * 140_000]}}, strict=True)]}, "tools", "at most"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", ""),
     ({"thinking_token_budget": 1.5}, "thinking_token_budget", ""),
-    ({"tools": TOOLS, "tool_choice": "required", **BEAMS}, "tool_choice", "beam search"),
-    ({"tools": STRICT, **BEAMS}, "tools", "beam search"),
-    ({"thinking_token_budget": 0, **BEAMS}, "thinking_token_budget", "beam search"),
+    ({"tools": TOOLS, "tool_choice": "required", **BEAMS}, "tool_choice", "with use_beam_search"),
+    ({"tools": STRICT, **BEAMS}, "tools", "with use_beam_search"),
+    ({"thinking_token_budget": 0, **BEAMS}, "thinking_token_budget", "with use_beam_search"),
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from server.api.routes import ROUTES
 from server.generate.structured.grammar import GrammarError
 from server.http.errors import ApiError
 from tests.server.conftest import RawClient, Running
-from tests.server.http.test_connections import Phase, chunk, connections, uncollected, until
+from tests.server.http.test_connections import ConnectionPhase, chunk, connections, uncollected, until
 from tests.server.pooling.embedders import CLASSIFIER, EMBEDDER
 from tests.server.test_costly_bodies import POOLED
 from tests.server.test_fuzzed_bodies import ALL_BODIES
@@ -77,7 +77,9 @@ async def broken(server: Running, client: RawClient, path: str, kind: str, body:
 async def slow(server: Running, client: RawClient, path: str, kind: str, body: bytes) -> int:
     client.send(head(path, kind, 2 * SIZE) + body)
     await until(lambda: sum(each._progress_bytes for each in connections(server)) >= len(body))
-    while any(each._phase is Phase.BODY for each in connections(server)):  # unless it was refused before its end
+    while any(
+        each._phase is ConnectionPhase.BODY for each in connections(server)
+    ):  # unless it was refused before its end
         server.clients.deadlines.expire(math.inf)
         await asyncio.sleep(0)
     return (await client.answer())[0]

@@ -106,5 +106,5 @@ def test_rows_that_are_not_sampled_keep_their_place():
 
 
 def test_too_many_suppressed_tokens_are_refused():
-    with pytest.raises(ValueError, match="room for 256"):
+    with pytest.raises(ValueError, match="the maximum is 256"):
         Drawing(TranscriptRules(suppressed_ids=frozenset(range(257))))

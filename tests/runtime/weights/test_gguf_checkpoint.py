@@ -210,7 +210,7 @@ def test_ends_of_turn_are_ends_too(tmp_path):
         ({"block_count": (8, "many")}, "block_count is 'many'"),
         ({"attention.head_count": (UINT32, 0)}, "attention.head_count is 0"),
         ({"attention.layer_norm_rms_epsilon": None}, "epsilon is None"),
-        ({"attention.value_length": (UINT32, 8)}, "another size than keys"),
+        ({"attention.value_length": (UINT32, 8)}, "differ in size from their keys"),
         ({"rope.dimension_count": (UINT32, 8)}, "part of the head"),
         ({"expert_count": (UINT32, 8)}, "expert_used_count is None"),
     ],

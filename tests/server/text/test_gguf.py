@@ -228,7 +228,7 @@ def test_control_tokens_outside_the_byte_alphabet_keep_their_ids():
         (byte_level_metadata("qwen2", model="rwkv"), "unknown GGUF tokenizer 'rwkv'.*known: gpt2, llama"),
         (byte_level_metadata("martian"), "unknown pre-tokenizer 'martian'.*known: .*smollm"),
         (byte_level_metadata("qwen2", merges=None), "needs tokenizer.ggml.merges"),
-        (byte_level_metadata("qwen2", merges=["t nowhere"]), "refuses"),
+        (byte_level_metadata("qwen2", merges=["t nowhere"]), "rejects"),
         (byte_level_metadata("qwen2", token_type=[1]), "token_type has 1 entries"),
         (byte_level_metadata("qwen2", scores=[0.5]), "scores has 1 entries"),
         (byte_level_metadata("qwen2", bos_token_id=10**6), "bos_token_id is 1000000"),
