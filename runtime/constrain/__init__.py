@@ -1,1 +1,1 @@
-"""Constraints on sampled tokens: matchers on threads, token masks, and deferred sampling for late masks."""
+"""Constraints on sampled tokens: grammar matchers on threads, token masks, and deferred sampling of rows whose masks are late."""

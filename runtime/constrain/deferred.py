@@ -1,8 +1,8 @@
-"""Deferred sampling: rows whose masks are late are left out of their step's sampling and sampled separately later.
+"""Deferred sampling: rows whose masks are late are not sampled with their step, but separately later.
 
-Their logits are kept, so nothing is computed twice, which recurrent states would not permit. Logits after draft tokens are
-not kept: a row with late masks gains one token. A sequence that ends or is preempted meanwhile is not sampled, since its row
-may belong to another sequence."""
+Their logits are kept, so that nothing is computed twice, which recurrent states would not permit. Logits after draft tokens are not
+kept; a row with a late mask gains one token. A sequence that ends or is preempted meanwhile is not sampled, since another sequence
+may have its row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class DeferredSampling:
         self._snapshots.append(replace(snapshot, batch=defer(self._scheduler, snapshot.batch)))
 
     def take_ready(self) -> tuple[ForwardOutput, ScheduledBatch] | None:
-        """Remove and return the rows of one step whose masks are ready, with the step's logits; None if there are none."""
+        """Remove and return (kept logits, batch) of one step, with those of its deferred rows whose masks are ready; None if no
+        mask is ready."""
         current = partial(is_current, self._scheduler)
         self._snapshots = [snapshot for snapshot in self._snapshots if any(map(current, snapshot.batch.rows))]
         for snapshot in self._snapshots:
@@ -40,8 +41,8 @@ class DeferredSampling:
 
 
 def defer(scheduler: Scheduler, sampling: ScheduledBatch) -> ScheduledBatch:
-    """Mark the rows of `sampling`, which was split off its step, as deferred: their sequences are not scheduled until they
-    are sampled. Return the batch to sample later, without draft tokens."""
+    """Mark the rows of `sampling`, a part of a step, as deferred. Their sequences are not scheduled until they are sampled. Return
+    the batch to sample later, without draft tokens."""
     rows = []
     for row in sampling.rows:
         sequence, work = scheduler.sequences.find(row.number), row.work
@@ -56,7 +57,7 @@ def defer(scheduler: Scheduler, sampling: ScheduledBatch) -> ScheduledBatch:
 
 
 def is_current(scheduler: Scheduler, row: ScheduledRow) -> bool:
-    """Return whether a deferred row may still be sampled: its sequence has neither ended nor been preempted."""
+    """Return whether a deferred row may still be sampled. It may not if its sequence has ended or was preempted."""
     sequence = scheduler.sequences.find(row.number)
     return (
         sequence is not None
@@ -66,7 +67,7 @@ def is_current(scheduler: Scheduler, row: ScheduledRow) -> bool:
 
 
 def resume(scheduler: Scheduler, sampling: ScheduledBatch) -> None:
-    """Count the samples of `sampling`, a deferred batch that is now launched, as in flight."""
+    """Count the samples of `sampling` as in flight. Called when the deferred batch is launched."""
     for row in sampling.rows:
         if (sequence := scheduler.sequences.find(row.number)) is not None:
             sequence.num_in_flight += 1

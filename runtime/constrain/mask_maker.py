@@ -1,12 +1,11 @@
-"""MaskMaker: runs the matchers of constrained sequences and computes the token masks of their next samples.
+"""MaskMaker: runs the grammar matchers of constrained sequences and computes the token masks of their next samples.
 
-Matchers run on their own threads, never on the event loop, and in parallel if the library releases the GIL. A mask that takes
-longer than its forward pass is late: only its own sequence waits for it. The sequence ends if the mask takes longer than
-LIMIT_S.
+Matchers run on their own threads, never on the event loop, and in parallel if the grammar library releases the GIL. A mask that
+takes longer than its forward pass is late; only its own sequence waits for it. If it takes longer than LIMIT_S, the sequence ends.
 
-Sampled tokens are recorded as they settle and passed to the matchers when the next mask is needed, so a preempted sequence
-loses nothing. Draft tokens are passed as well, for the mask after each one, and rolled back. Independent of grammars and
-steps."""
+Sampled tokens are recorded when their step has completed, and passed to the matchers when the next mask is needed. A preempted
+sequence therefore loses nothing. Draft tokens are passed as well, to compute the mask after each of them, and rolled back. This
+module is independent of grammars and steps."""
 
 from __future__ import annotations
 
@@ -39,7 +38,8 @@ MAX_THREADS = 32  # including threads blocked by slow masks
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of sequence `number`: it is complete (STOP), its constraints cannot be met (INVALID), or a matcher failed (ERROR)."""
+    """End of sequence `number`: its grammar is complete (STOP), its constraints cannot be met (INVALID), or a matcher failed
+    (ERROR)."""
 
     number: int
     finish: FinishReason
@@ -48,8 +48,8 @@ class Ended:
 
 class MaskMaker:
     def __init__(self, model: ModelInfo, late_one_made: Callable[[], None], *, looks_ahead: bool = False) -> None:
-        """Create a mask maker for `model`. `late_one_made`: called on the event loop after late masks are ready, at least
-        after the last. `looks_ahead`: store tokens that a grammar forces in `Sequence.forced`."""
+        """Create a mask maker for `model`. `late_one_made`: called on the event loop when late masks are ready, at least once after
+        the last one. `looks_ahead`: store tokens that a grammar forces in `Sequence.forced`."""
         self._looks_ahead = looks_ahead
         self._num_words = num_words(model.vocab_size)
         self._eos_token_ids = model.eos_token_ids
@@ -64,7 +64,7 @@ class MaskMaker:
             )
 
     def note(self, number: int, token_ids: Several[int]) -> None:
-        """Record that `token_ids` of sequence `number` have settled."""
+        """Record the new token ids of sequence `number`. Called when a step that sampled them has completed."""
         constraint = self._sequences.get(number)
         if constraint is not None:
             constraint.fresh_ids.extend(token_ids)
@@ -75,8 +75,8 @@ class MaskMaker:
             constraint.mask.give_up("it has ended")
 
     async def make(self, rows: Several[ScheduledRow], computed: Callable[[], GpuEvent]) -> None:
-        """Compute masks for the next samples of `rows`, whose earlier samples are recorded. Return when all masks are ready,
-        or when the step is `computed` and some masks are late; these continue on their threads."""
+        """Compute masks for the next samples of `rows`, whose earlier samples are recorded. Return when all masks are ready, or
+        when the forward pass has completed (`computed`). Masks that are late then continue on their threads."""
         queue = deque(mask for row in rows if (mask := self._wanted(row)) is not None)
         masks = tuple(queue)
         jobs = [self._run(queue) for _ in range(min(USUAL_THREADS, -(-len(queue) // MASKS_PER_THREAD)))]
@@ -94,12 +94,14 @@ class MaskMaker:
             self._watch(mask)
 
     def has_mask(self, number: int) -> bool:
-        """Return whether the mask is ready. True also for an ended sequence, whose samples are discarded."""
+        """Return whether the mask of sequence `number` is ready. True also if the sequence has ended, because its samples are
+        discarded."""
         constraint = self._sequences.get(number)
         return constraint is None or (constraint.mask is not None and constraint.mask.made is not None)
 
     def take(self, rows: Several[ScheduledRow]) -> tuple[RowMasks, list[Ended]]:
-        """Return the masks of `rows`, all of which are ready, and the sequences that end, whose masks allow all tokens."""
+        """Return (masks of `rows`, sequences that end). All masks must be ready. The mask of a sequence that ends allows all
+        tokens."""
         words: list[MaskWords] = []
         owners: list[int] = []
         ended: list[Ended] = []
@@ -121,7 +123,6 @@ class MaskMaker:
         self._threads.shutdown(wait=False)
 
     def _wanted(self, row: ScheduledRow) -> _Mask | None:
-        """Return a new mask to compute for `row`, or None if it is in progress or no longer needed."""
         constraint = self._sequences.get(row.number)
         if constraint is None or constraint.mask is not None:
             return None
@@ -135,7 +136,7 @@ class MaskMaker:
         return asyncio.get_running_loop().run_in_executor(self._threads, _make_all, queue)
 
     def _watch(self, mask: _Mask) -> None:
-        """End the sequence of a mask that takes longer than LIMIT_S. Time spent waiting for a thread does not count."""
+        """End the sequence of a mask that takes longer than LIMIT_S. Time in which it waits for a thread does not count."""
         if mask.made is not None:
             return
         left_s = LIMIT_S if mask.begun_s is None else mask.begun_s + LIMIT_S - time.monotonic()
@@ -165,7 +166,7 @@ class _Constraint:
         return mask
 
     def masks(self, draft_ids: Several[int]) -> _Made | Ended:
-        """Return the masks for the next sample and for samples after draft tokens, up to the first draft token that is not
+        """Return the masks for the next sample and for the sample after each draft token, up to the first draft token that is not
         allowed or ends the text."""
         if self._matchers is None:
             self._matchers = tuple(make() for make in self.sequence.sampling.matchers)
@@ -188,7 +189,8 @@ class _Constraint:
         return _Made(np.stack(masks), forced=forced)
 
     def _forced(self, mask: MaskWords | Ended, start: int, matchers: tuple[TokenMatcher, ...]) -> Forced | None:
-        """Return the tokens from position `start` on at which only one token is allowed. `mask`: the mask of position `start`."""
+        """Return the tokens that the grammar forces from position `start` on, as long as only one token is allowed. `mask`: mask of
+        that position."""
         ids: list[int] = []
         while len(ids) < MAX_FORCED and not isinstance(mask, Ended):
             token_id = only_token(mask)
@@ -213,7 +215,6 @@ class _Constraint:
             masks.append(mask)
 
     def _mask(self, matchers: tuple[TokenMatcher, ...], num_tokens: int) -> MaskWords | Ended:
-        """Return the mask after `num_tokens` output tokens, combined over all matchers, or the end of the sequence."""
         mask = np.full(self._num_words, -1, dtype=np.int32)
         for matcher in matchers:
             allowed = matcher.allowed()
@@ -240,8 +241,8 @@ class _Made(NamedTuple):
 
 
 class _Mask:
-    """Masks of a sequence's next sample and of samples after its draft tokens. A thread computes them into `made`, unless
-    the loop cancels first."""
+    """Masks for a sequence's next sample and for samples after its draft tokens. A thread computes them and sets `made`, unless the
+    event loop cancels the mask first."""
 
     def __init__(self, constraint: _Constraint, draft_ids: tuple[int, ...], words: int) -> None:
         self._constraint = constraint
@@ -259,8 +260,8 @@ class _Mask:
         return None if self.made is None else self.made.forced
 
     def behind(self, draft_ids: tuple[int, ...]) -> MaskWords:
-        """Return masks [masks, words] for the row's current `draft_ids`, which may differ from those for which the masks
-        were computed."""
+        """Return masks [M, words] for the row's current `draft_ids`. They may differ from the draft tokens for which the masks were
+        computed."""
         assert self.made is not None
         pairs = zip(self._draft_ids, draft_ids, strict=False)
         num_equal = next((num for num, (one, other) in enumerate(pairs) if one != other), len(draft_ids))
@@ -279,7 +280,7 @@ class _Mask:
         self.made = self._ended(made) if isinstance(made, Ended) else made
 
     def give_up(self, error: str) -> None:
-        """Discard the mask and end the sequence with `error`; a running matcher finishes without effect."""
+        """Discard the mask and end the sequence with `error`. A matcher that is still running finishes without effect."""
         self.made = self._ended(Ended(self._constraint.sequence.number, FinishReason.ERROR, error))
 
     def _ended(self, end: Ended) -> _Made:

@@ -1,7 +1,7 @@
-"""Masked sampling: handles a forward pass with masked rows.
+"""Masked sampling: samples a step in which some rows have grammars.
 
-Unmasked rows, and rows whose masks are ready with the logits, are sampled at once. Other rows are deferred until they can be
-sampled separately. All launches go through a given function, which handles failures."""
+Rows without masks, and rows whose masks are ready as soon as the logits, are sampled at once. Other rows are deferred and sampled
+separately. All launches go through `MaskingEngine.enqueue`, which handles failures."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class MaskingEngine(Protocol):
-    """Interface of the engine for masked sampling."""
+    """Methods of the engine that masked sampling needs."""
 
     def enqueue(self, enqueue: Callable[[], T], batch: ScheduledBatch) -> T | None:
-        """Return the result of `enqueue()`; None if it failed and the requests of `batch` have ended."""
+        """Return the result of `enqueue()`. If it fails, end the requests of `batch` and return None."""
         ...
 
     def end(self, number: int, reason: FinishReason, error: str | None = None) -> None:
@@ -31,11 +31,11 @@ class MaskingEngine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make the engine's loop check for work, because the mask of a deferred row is ready."""
+        """Make the engine's loop check for work. Called when the mask of a deferred row is ready."""
         ...
 
     def note_deferred(self, sampling: ScheduledBatch) -> None:
-        """Record that the masks of these rows were late."""
+        """Count the rows of `sampling` as deferred because of late masks."""
         ...
 
 
@@ -46,7 +46,7 @@ class MaskedSampling:
         self._deferred = DeferredSampling(scheduler, mask_maker)
 
     async def sample(self, output: ForwardOutput) -> Step | None:
-        """Launch the sampling of `output`, except rows whose masks are late. All earlier steps must have settled."""
+        """Launch the sampling of `output`, except for rows whose masks are late. All earlier steps must have completed."""
         batch = output.batch
         masked = batch.masked_rows
         await self._mask_maker.make(masked, output.done)
@@ -59,7 +59,6 @@ class MaskedSampling:
         return None if ready is None else self._sample(*ready)
 
     def _defer(self, output: ForwardOutput, batch: ScheduledBatch, late: Set[int]) -> ScheduledBatch:
-        """Return `batch` without the sampling of rows `late`. Their logits are kept until their masks are computed."""
         rest, sampling = batch.split(late)
         snapshot = self._engine.enqueue(lambda: output.snapshot_logits(sampling), sampling)
         if snapshot is not None:

@@ -1,4 +1,4 @@
-"""Token masks: one bit for each token of the vocabulary, in the format of `TokenMatcher.allowed` and the sampling tables."""
+"""Token masks: one bit for each token of the vocabulary, in the format of `TokenMatcher.allowed` and of the sampling tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def num_words(vocab_size: int) -> int:
 
 @lru_cache(2)
 def mask_of_set(token_ids: frozenset[int], words: int) -> MaskWords:
-    """Return `mask_of(token_ids, words)`, computed once for all rows of a request. Do not write to it."""
+    """Return `mask_of(token_ids, words)`. The result is cached, so do not write to it."""
     return mask_of(token_ids, words)
 
 
 def mask_of(token_ids: Collection[int], words: int) -> MaskWords:
-    """Return [words] int32 with the bits of `token_ids`."""
+    """Return a mask [words] int32 that allows `token_ids` only."""
     bits = np.zeros((words, 32), dtype=np.uint8)
     bits.reshape(-1)[list(token_ids)] = 1
     return np.packbits(bits, axis=1, bitorder="little").view("<i4")[:, 0].copy()

@@ -1,1 +1,1 @@
-"""Media encoders: cached outputs, and scheduling of encoder work before steps."""
+"""Media encoders: cache of their outputs, and scheduling of their work before steps."""

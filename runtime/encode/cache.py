@@ -1,7 +1,7 @@
-"""Encoder cache: encoder outputs in device memory, by content key, with least-recently-used eviction.
+"""Encoder cache: encoder outputs in device memory, by content hash, with least-recently-used eviction.
 
-Counts outputs instead of bytes, since all outputs of an encoder have one size. Outputs that a chunk still needs are pinned.
-Contains keys and sequence numbers only, no tensors and no media."""
+Sizes are numbers of outputs instead of bytes, since all outputs of an encoder have one size. Outputs that a prompt chunk still
+needs are protected from eviction. The cache contains keys and sequence numbers only, no tensors and no media."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Holder: TypeAlias = tuple[int, int]  # number of a sequence, and the position of
 
 
 class EncoderCache:
-    """Encoder outputs on the device, by key. `capacity`: number of outputs that fit."""
+    """Index of the encoder outputs on the device, by key. `capacity`: number of outputs that fit."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -27,7 +27,7 @@ class EncoderCache:
         return len(self._sizes)
 
     def hold(self, key: bytes, holder: Holder) -> None:
-        """Protect outputs from eviction for `holder`. They exist, or are being computed."""
+        """Protect the outputs of `key` from eviction until `holder` releases them. The key must have been added."""
         self._sizes[key] = self._sizes.pop(key)
         self._holders.setdefault(key, set()).add(holder)
 
@@ -35,7 +35,7 @@ class EncoderCache:
         return holder in self._holders.get(key, ())
 
     def release(self, key: bytes, holder: Holder) -> None:
-        """End the protection of outputs for `holder`, if there was one."""
+        """End the protection of the outputs of `key` by `holder`, if there is any."""
         holders = self._holders.get(key)
         if holders is not None:
             holders.discard(holder)
@@ -43,7 +43,8 @@ class EncoderCache:
                 del self._holders[key]
 
     def add(self, key: bytes, size: int) -> bool:
-        """Evict outputs to make space for `size` outputs of a new key. Return False if protected outputs leave too little."""
+        """Add `key` with `size` outputs, evicting others if needed. Return False and change nothing if protected outputs leave too
+        little space."""
         free = self.capacity - self.num_used
         going: list[bytes] = []
         for other, other_size in self._sizes.items():
@@ -61,7 +62,7 @@ class EncoderCache:
         return True
 
     def forget(self, key: bytes) -> None:
-        """Remove outputs that no longer exist, if they were present."""
+        """Remove the outputs of `key`, which are invalid, if they are in the cache."""
         size = self._sizes.pop(key, None)
         if size is not None:
             self.num_used -= size
@@ -73,7 +74,7 @@ class EncoderCache:
             self.forget(key)
 
     def take_dropped(self) -> tuple[bytes, ...]:
-        """Return the keys evicted since the last call. The device drops their outputs before its next encoder runs."""
+        """Return the keys that were removed since the last call. The device frees their outputs before its next encoder run."""
         dropped = tuple(self._dropped)
         self._dropped.clear()
         return dropped

@@ -1,4 +1,4 @@
-"""Warm-up of encoders in parallel with normal steps, so that no request waits for compilation or allocation."""
+"""Warm-up of encoders in parallel with steps, so that no request waits for compilation or allocation."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ async def encode_first(
     *,
     crosses: bool = False,
 ) -> None:
-    """Encode each group of `groups` in one call and discard the outputs.
+    """Encode each group of items in one call and discard the outputs.
 
-    `prompt`: a one-row step that is computed with the first item's outputs as its embeddings, or None; with `crosses`, it
-    reads them by cross-attention. An item that cannot be encoded is skipped, so the error is left to the first such request.
-    Other device errors are raised."""
+    `prompt`: a step with one row, which is then computed with the first item's outputs; None for no step. The outputs are the row's
+    embeddings, or read by cross-attention if `crosses`. An item that cannot be encoded is skipped; its error will be that of the
+    first such request. Other device errors are raised."""
     for index, items in enumerate(groups):
         report(LoadProgress("encoder", index, len(groups), "steps"))
         work = tuple(EncoderWork(number, item.digest, item) for number, item in enumerate(items))

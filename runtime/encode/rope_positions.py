@@ -1,8 +1,7 @@
-"""Positions of a prompt's tokens for a rotary embedding of three axes (M-RoPE; Qwen2-VL, Wang et al. 2024): time, height and
-width.
+"""M-RoPE positions of a prompt's tokens: time, height and width (Qwen2-VL, Wang et al. 2024).
 
-Text advances by one position on all three axes. Image tokens are placed on their grid, and the text behind continues after
-the grid's longer side. numpy only."""
+Text advances by one position on all three axes. Image tokens have positions on their grid. The text after an image continues after
+the grid's longer side. Uses numpy only."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
 class _Grid(NamedTuple):
-    """Grid of an item. `places`: prompt positions of its tokens; `times`: rotary positions of its time steps; `sound`:
-    prompt positions of its audio."""
+    """Grid of a media item. `places`: indices of its tokens in the prompt. `times`: rotary positions of its time steps. `sound`:
+    indices of its audio's tokens in the prompt."""
 
     places: Int32s
     sizes: tuple[int, int, int]
@@ -33,13 +32,16 @@ class _Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisionPositions:
-    """Rules of a model's M-RoPE positions. `merge_size`: patches per token, in height and in width. `tokens_per_second`: scale
-    of a video's time axis, whose items contain seconds per grid step; None: one position a step. `by_frame`: each frame is a
-    grid, with text between. `behind_time`: text continues after the grid's time if that is longer than its sides.
-    `whole_times`: fractional times are rejected.
+    """Rules for a model's M-RoPE positions.
 
-    A video's audio may be interleaved with its tokens (Qwen2.5-Omni, 2025) or follow directly; both begin at one position.
-    `shares_ends`: the two tokens before them share a position, as do the two after them."""
+    - `merge_size`: number of patches per token, in height and in width
+    - `tokens_per_second`: scale of a video's time axis, whose items contain seconds per grid step; None: one position per step
+    - `by_frame`: each frame is a grid of its own, with text between frames
+    - `behind_time`: text continues after the grid's last time position, if that is larger than its sides
+    - `whole_times`: fractional times are rejected
+    - `shares_ends`: the two tokens before a video with audio share a position, as do the two tokens after it
+
+    A video's audio may be interleaved with its tokens (Qwen2.5-Omni, 2025) or follow them; both begin at the same position."""
 
     merge_size: int
     tokens_per_second: float | None = None
@@ -49,8 +51,8 @@ class VisionPositions:
     shares_ends: bool = False
 
     def __call__(self, media: Sequence[MediaItem], num_tokens: int) -> Int32s:
-        """Return positions [3, num_tokens]. Raises ValueError if a grid has another number of tokens than its item has
-        positions."""
+        """Return positions [3, num_tokens]. Raises ValueError if an item's number of tokens in the prompt differs from that of its
+        grid."""
         positions = np.empty((3, num_tokens), np.int32)
         done = following = 0  # tokens that have positions, and the next position
         for grid in self._grids(media):
@@ -99,7 +101,6 @@ class VisionPositions:
                 yield _Grid(places, (steps // frames, height, width), self._times(item, steps // frames), sound)
 
     def _times(self, item: MediaItem, steps: int) -> Any:
-        """Return the times of an item's grid steps, [steps] int64."""
         if item.modality != "video" or self.tokens_per_second is None:
             return np.arange(steps)
         given = item.inputs.get("second_per_grid_ts", item.inputs.get("video_second_per_grid"))
@@ -115,7 +116,7 @@ class VisionPositions:
 
 
 def _is_sound_of(behind: MediaItem | None, video: MediaItem) -> TypeGuard[MediaItem]:
-    """Return whether item `behind` is the audio of `video`: no other token separates them."""
+    """Return whether item `behind` is the audio of `video`, which is the case if no other token is between them."""
     if behind is None or (video.modality, behind.modality) != ("video", "audio"):
         return False
     return bool(behind.positions[0] <= video.positions[-1] + 1)

@@ -1,9 +1,9 @@
-"""Scheduling of encoders: which items are encoded before a chunk of a prompt, and how far a chunk reaches without them.
+"""Scheduling of encoders: decides which items are encoded before a prompt chunk, and how long a chunk can be.
 
-A chunk may end between or within media items. It needs the outputs of all items that it reaches, and ends before an item
-whose outputs are missing. Missing outputs are encoded in parallel with steps, and later chunks follow when they are ready. A
-sequence pins the items that its chunks have begun and not finished, and the next item, which needs only encoding. So two
-sequences cannot deadlock."""
+A chunk may end between media items or within one. It needs the outputs of all items that it reaches, and ends before an item whose
+outputs are missing. Missing outputs are encoded in parallel with steps, and later chunks are computed when they are ready. A
+sequence protects items from eviction which its chunks have begun and not finished, and the next item, which only needs to be
+encoded. Two sequences therefore cannot deadlock."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ RopePositions: TypeAlias = "Callable[[Several[MediaItem], int], Int32s]"
 
 @dataclass(frozen=True, slots=True)
 class EncoderLimits:
-    """Limits of encoder work. `max_num_encoder_tokens`: outputs that a step may begin to encode, unless one item has more.
-    `cache_size`: outputs kept. `max_model_len`: number of positions. `whole_items`: items are never split, since their
-    tokens attend to each other. `width`: size of an output. `rope_positions`: M-RoPE positions, if the model has them.
-    `whole_prompts`: prompts are never split. `apart`: audio next to images is encoded differently. `num_outputs`: outputs of
-    each item, if layers read it by cross-attention; 0 if items have one output per position."""
+    """Limits and properties of encoder work.
+
+    - `max_num_encoder_tokens`: number of outputs that a step may begin to encode; a single larger item is allowed
+    - `cache_size`: number of outputs in the cache; `max_model_len`: longest context in tokens
+    - `whole_items`, `whole_prompts`: items, or prompts, are never split over steps, because their tokens attend to each other
+    - `width`: size of an output vector; `rope_positions`: computes M-RoPE positions, if the model has them
+    - `apart`: audio is encoded differently if the prompt has images
+    - `num_outputs`: outputs of each item, if layers read them by cross-attention; 0 if an item has one output per prompt token"""
 
     max_num_encoder_tokens: int
     cache_size: int
@@ -76,7 +79,7 @@ class EncoderScheduling(Feature):
         return _ReadItem(self, sequence) if self.limits.num_outputs else _Items(self, sequence)
 
     def check(self, request: Request) -> None:
-        """Raise ValueError, with a message for users, for items that exceed a limit and grids that do not fit."""
+        """Raise ValueError, with a message for users, if a media item of `request` exceeds a limit or does not match its grid."""
         if not request.media:
             return
         max_num_batched_tokens = self._max_num_batched_tokens
@@ -117,7 +120,7 @@ class EncoderScheduling(Feature):
                 )
 
     def admit(self, sequence: Sequence) -> None:
-        """Compute the M-RoPE positions of a new sequence."""
+        """Compute the M-RoPE positions of a new sequence, if its prompt has media."""
         media, locate = sequence.request.media, self.limits.rope_positions
         if media and locate is not None:
             sequence.rope_positions = locate(media, sequence.num_prompt_tokens + 1)
@@ -125,8 +128,8 @@ class EncoderScheduling(Feature):
             sequence.max_tokens_total = min(sequence.max_tokens_total, longest)
 
     def reach(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """Return how many of the next `num_tokens` a step may compute with existing outputs: fewer if an item does not fit,
-        more (up to `most`) if an item must not be split."""
+        """Return how many of the next `num_tokens` tokens a step may compute. It is less if outputs of an item are missing, and
+        more, up to `most`, if an item must not be split."""
         if self.limits.whole_prompts:
             return self._reach_whole(sequence, num_tokens, most)
         start = sequence.num_computed_tokens
@@ -150,8 +153,8 @@ class EncoderScheduling(Feature):
         return end - start
 
     def _reach_whole(self, sequence: Sequence, num_tokens: int, most: int) -> int:
-        """Return the reach of a prompt that is computed in one step, after all its items are encoded. A sequence that cannot
-        pin all items pins none, so that two sequences cannot block each other."""
+        """Return the number of tokens for a prompt that must be computed in one step, after all its items are encoded; 0 until
+        then. A sequence that cannot protect all its items protects none, so that two sequences cannot block each other."""
         missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
         if missing > most:
             return 0
@@ -163,7 +166,8 @@ class EncoderScheduling(Feature):
         return max(num_tokens, missing)
 
     def provide(self, item: MediaItem, sequence: Sequence) -> bool:
-        """Pin an item's outputs, and schedule their encoding if they do not exist. Return whether they are ready."""
+        """Protect the outputs of `item` from eviction, and schedule their encoding if they are missing. Return whether they are
+        ready."""
         key, num, holder = key_of(item, sequence.request.cache_salt), self.limits.size(item), _holder(sequence, item)
         if key in self.cache:
             if not self.cache.is_held_by(key, holder):
@@ -180,14 +184,15 @@ class EncoderScheduling(Feature):
         return key not in self._pending
 
     def encoded(self, work: EncoderWork) -> bool:
-        """Record that the outputs of `work` exist. Return False if no sequence needs them any more."""
+        """Record that the outputs of `work` are ready. Return False if no sequence needs them any more."""
         if self._pending.get(work.key) is not work:
             return False
         del self._pending[work.key]
         return True
 
     def failed(self, work: EncoderWork) -> bool:
-        """Record that `work` failed; other sequences with the same item retry. Return False as `encoded` does."""
+        """Record that `work` failed, so that other sequences with the same item try again. Return False if no sequence needs it any
+        more."""
         if not self.encoded(work):
             return False
         self.cache.forget(work.key)
@@ -198,8 +203,8 @@ class EncoderScheduling(Feature):
         return bool(self._pending)
 
     def of_row(self, sequence: Sequence, start: int, end: int) -> RowMedia | None:
-        """Return the media of a row that computes prompt tokens [start, end), or None. After the step, the sequence pins
-        only items that it has begun."""
+        """Return the media of a row that computes prompt tokens [start, end); None without media. After the step, the sequence
+        protects only items that it has begun."""
         if start >= sequence.num_prompt_tokens:
             return None
         spans = []
@@ -218,14 +223,15 @@ class EncoderScheduling(Feature):
         return RowMedia(tuple(spans), None if positions is None else positions[:, start:end], prompt_len)
 
     def read(self, sequence: Sequence) -> RowMedia:
-        """Return the media of a row whose step reads the sequence's only item by cross-attention. The item is unpinned after it."""
+        """Return the media of a row that reads the sequence's only item by cross-attention. The item's protection ends after the
+        step."""
         (item,) = sequence.request.media
         key = key_of(item, sequence.request.cache_salt)
         self._finished.append((key, _holder(sequence, item)))
         return RowMedia((), crossed=key)
 
     def release(self, sequence: Sequence) -> None:
-        """Unpin all items of a sequence that ended or was preempted."""
+        """End the protection of all items of a sequence. Called when it has ended or is preempted."""
         for item in sequence.request.media:
             self.cache.release(key_of(item, sequence.request.cache_salt), _holder(sequence, item))
 
@@ -234,7 +240,7 @@ class EncoderScheduling(Feature):
         return bool(self._work)
 
     def complete(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """Return the batch with the items to encode and the outputs to evict for them. The next step has its own budget."""
+        """Return `batch` with the items to encode, and with the outputs to evict before. Reset the budget for the next step."""
         for key, holder in self._finished:
             self.cache.release(key, holder)
         self._finished.clear()
@@ -266,7 +272,7 @@ class EncoderScheduling(Feature):
         door.wake()
 
     def clear(self) -> None:
-        """Remove all outputs, because the device has lost them."""
+        """Forget all outputs. Called when the device has lost them."""
         self.cache.clear()
         self._pending.clear()
 
@@ -275,8 +281,6 @@ class EncoderScheduling(Feature):
 
 
 class _Items(Claim):
-    """Claim of a sequence whose prompt contains media items."""
-
     __slots__ = ("_feature", "_sequence")
 
     def __init__(self, feature: EncoderScheduling, sequence: Sequence) -> None:
@@ -297,7 +301,8 @@ class _Items(Claim):
 
 
 class _ReadItem(Claim):
-    """Claim of a sequence with one item that layers read by cross-attention, in the first step after it gets a row."""
+    """Claim of a sequence whose layers read one item by cross-attention. The sequence's first step stores the item's keys and
+    values."""
 
     __slots__ = ("_feature", "_is_read", "_sequence")
 
@@ -323,7 +328,7 @@ class _ReadItem(Claim):
 
 
 def key_of(item: MediaItem, cache_salt: str | None) -> bytes:
-    """Return the cache key of an item: its digest, combined with the cache salt."""
+    """Return the cache key of an item: its content hash, combined with the cache salt."""
     return item.digest if cache_salt is None else sha256(item.digest + cache_salt.encode()).digest()
 
 

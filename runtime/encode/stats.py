@@ -1,4 +1,4 @@
-"""Encoder statistics: counts of encoder work, and the state of the encoder cache."""
+"""Metrics of encoders: counts of encoder work, and usage of the encoder cache."""
 
 from __future__ import annotations
 

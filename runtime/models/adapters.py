@@ -1,6 +1,6 @@
-"""Adapter slots of a model: memory of each layer for the adapters in slots, and the slot of each token of a step.
+"""LoRA adapter slots of a model: memory for adapters in each layer, and the slot of each token of a step.
 
-Slots are written in step order by the thread that computes. Preparing an adapter is slow and may run on any thread."""
+The thread that computes steps writes the slots, in step order. Preparing an adapter is slow and may be done on any thread."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _HALVES: tuple[Half, Half] = ("gate_up", "down")
 
 
 class AdapterRoom(NamedTuple):
-    """Memory for `num_slots` adapters of rank up to `max_rank`.
+    """Memory limits of LoRA adapters: `num_slots` adapters of rank up to `max_rank` on the device.
 
-    `num_ready`: adapters whose pinned host memory is allocated at start-up, since allocation is slow. `experts`,
-    `vocabulary` (embedding and head): on a device, allocate slots for these even before an adapter changes them."""
+    `num_ready`: number of adapters for which pinned host memory is allocated at start-up, because allocation is slow. `experts`,
+    `vocabulary`: on a device, allocate slots for experts, or for embedding and head, even before an adapter changes them."""
 
     num_slots: int
     max_rank: int
@@ -38,8 +38,8 @@ class AdapterRoom(NamedTuple):
 
 
 def adaptable(spec: DecoderSpec) -> list[Linear]:
-    """Return the linear layers that may have adapters: all that run on every token of a step. Vocabulary and experts are
-    separate."""
+    """Return the linear layers that may have adapters: all that compute every token of a step. Embedding, head and experts are not
+    included."""
     found: dict[str, Linear] = {}
     for name, block in spec.blocks():
         found |= {linear.name: linear for linear in block.linears(name, spec.hidden_size)}
@@ -47,18 +47,19 @@ def adaptable(spec: DecoderSpec) -> list[Linear]:
 
 
 def vocabulary_linears(spec: DecoderSpec) -> list[Linear]:
-    """Return the projections next to the embedding, and the head by its own name, even if it shares the embedding matrix."""
+    """Return the linear layers at embedding and head that may have adapters: projections, and the head under its own name even if
+    it is tied."""
     size = spec.embedding_size or spec.hidden_size
     return [*spec.projections, *([Linear(HEAD, spec.vocab_rows, size)] if spec.generates else [])]
 
 
 def embedding_linear(spec: DecoderSpec) -> Linear:
-    """Return the embedding as a linear layer for adapters, whose A has a column for each id: [H, V], transposed."""
+    """Return the embedding as a linear layer [H, V]. Its adapters have a matrix A with one column per token id."""
     return Linear(EMBEDDING, spec.embedding_size or spec.hidden_size, spec.vocab_rows)
 
 
 def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half, int], Linear]]]:
-    """Yield the experts of each layer, with their matrices by half and number."""
+    """Yield (experts of a layer, their linear layers by half and expert number)."""
     for experts in spec.experts():
         by_number = (experts.halves(number) for number in range(experts.num_experts))
         yield (
@@ -72,8 +73,8 @@ def expert_linears(spec: DecoderSpec) -> Iterator[tuple[Experts, dict[tuple[Half
 
 
 class ModelAdapters:
-    """Adapters of a model. `has_experts`, `has_vocabulary`: adapters may change experts, and embedding and head. `own`: this
-    rank's part of split layers."""
+    """Adapters of a model. `has_experts`: adapters may change experts. `has_vocabulary`: they may change embedding and head. `own`:
+    this rank's slice of each layer that is split over ranks."""
 
     def __init__(
         self, slots: Mapping[str, ops.LoraSlots], room: AdapterRoom, device: str, changed: Counter[str],
@@ -88,7 +89,7 @@ class ModelAdapters:
     def around(
         cls, weights: Weights, spec: DecoderSpec, room: AdapterRoom, *, dtype: str, device: str
     ) -> tuple[Weights, ModelAdapters]:
-        """Return weights with adapter slots, and the slots' manager. For a shard, call it before `put_together`."""
+        """Return (`weights` with adapter slots, manager of the slots). On a shard, call this before `put_together`."""
         make = _Maker(room, dtype, device)
         linears, tensors, experts = dict(weights.linears), dict(weights.tensors), dict(weights.experts)
         on_host = torch.device(device).type == "cpu"
@@ -112,7 +113,7 @@ class ModelAdapters:
         return weights._replace(linears=linears, tensors=tensors, experts=experts), adapters
 
     def prepared(self, parts: Mapping[str, Sequence[ops.LoraPart]]) -> ops.PreparedLora:
-        """Convert an adapter, given by layer of the whole model, for `keep`. Thread-safe."""
+        """Convert an adapter for `keep`. `parts`: its matrices by layer name of the whole model. Thread-safe."""
         own = {name: [*self._own_parts(name, some)] for name, some in parts.items() if name in self._names}
         return self._layers.prepared({name: some for name, some in own.items() if some})
 
@@ -124,11 +125,11 @@ class ModelAdapters:
                 yield own
 
     def keep(self, key: int, adapter: ops.PreparedLora) -> None:
-        """Store an adapter in host memory under `key`, so that slots can load it. Thread-safe."""
+        """Store an adapter in host memory under the number `key`, so that `place` can load it. Thread-safe."""
         self._kept[key] = adapter
 
     def drop(self, key: int) -> None:
-        """Remove adapter `key` from host memory. Slots that contain it are unchanged."""
+        """Remove adapter `key` from host memory. Slots into which it was loaded are unchanged."""
         if (adapter := self._kept.pop(key, None)) is not None:
             self._layers.release(adapter)
 
@@ -140,7 +141,8 @@ class ModelAdapters:
         self._layers.put(slot, self._kept[key])
 
     def of_tokens(self, slots: Tensor | None) -> ops.TokenAdapters | None:
-        """Return the adapters of tokens in the layers' format, from slots [T] int32 (-1: none), or None if slots are None."""
+        """Return the adapters of a step's tokens in the form that layers read. slots [T] int32: -1 for none. None if `slots` is
+        None."""
         return None if slots is None else ops.index_adapters(slots, self.num_slots)
 
 
@@ -172,8 +174,8 @@ class _Maker:
     def _shape(
         self, linear: Linear, bytes_each: float, *, of_expert: bool = False
     ) -> tuple[ops.LoraShape, torch.dtype, torch.device]:
-        """Return shape, dtype and device of a layer's slots. `bytes_each`: bytes per number of the layer's weight. Adapters
-        use at most as many bits, but at least eight."""
+        """Return (shape, dtype, device) of the slots of `linear`. `bytes_each`: bytes per number of the layer's weight. Adapters
+        are stored in at most as many bits, but at least 8."""
         size, room = (linear.out_features, linear.in_features), self._room
         shape = ops.LoraShape(
             *size,
@@ -191,7 +193,7 @@ def _bytes_each(weight: ops.LinearWeight) -> float:
 
 
 def _own(spec: DecoderSpec) -> dict[str, Cut]:
-    """Return the parts of split layers that `spec` contains, by the names that adapters use."""
+    """Return the slices of split layers that the shard `spec` contains, by the layer names that adapters use."""
     found = {name.removesuffix(".weight"): cut for name, cut in cuts(spec).items() if name.endswith(".weight")}
     if (table := found.get(EMBEDDING)) is not None:
         found.setdefault(HEAD, table)
@@ -201,8 +203,8 @@ def _own(spec: DecoderSpec) -> dict[str, Cut]:
 
 
 def _share(part: ops.LoraPart, cut: Cut) -> ops.LoraPart | None:
-    """Return the part of an adapter for a split layer: its rows of B and its columns of A, or None if it changes none of
-    these rows."""
+    """Return the part of an adapter for a slice `cut` of a layer: rows of B and columns of A. None if it does not change the
+    slice."""
     held = torch.cat([torch.arange(*span) for span in cut.rows])
     within = ((held >= part.start) & (held < part.start + len(part.b))).nonzero().flatten()
     if not len(within):

@@ -1,7 +1,7 @@
-"""Decoder: computes the model that a DecoderSpec describes, one step of mixed rows at a time.
+"""Decoder: computes one step of the model that a DecoderSpec describes. Rows of a step may be prompts and decodes.
 
-Plain objects around `ops` calls, no nn.Module: a layer is about ten calls, and further overhead is noticeable at one token
-per step. It handles tokens, positions and slots, but no requests and no checkpoints."""
+It consists of plain objects around `ops` calls instead of nn.Modules. A layer is about ten calls, and more overhead would be
+noticeable at one token per step. The decoder knows tokens, positions and slots, but no requests and no checkpoints."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from runtime.parallel.stages import StageIO
 
 
 class Hidden(NamedTuple):
-    """Output of the layers: the last layer's x [T, H], None if it is added already, and residual [T, H]. aux: inputs of the
-    spec's `aux_layers`, [T, H] each. adapters [T] int32: for the head, as in `ForwardStep`."""
+    """Output of the layers. `x` [T, H]: output of the last layer, not yet added to `residual` [T, H]; None if it is added. `aux`:
+    inputs [T, H] of the layers in the spec's `aux_layers`. adapters [T] int32: adapter slots for the head, as in `ForwardStep`."""
 
     x: Tensor | None
     residual: Tensor
@@ -43,7 +43,8 @@ class Hidden(NamedTuple):
     adapters: Tensor | None = None
 
     def of(self, tokens: Tensor | slice) -> Hidden:
-        """Return the hidden states of `tokens` [S] int64 as a copy, or of a slice as a view, without aux and adapters."""
+        """Return the hidden states of `tokens` only, without aux and adapters. Indices [S] int64 yield a copy, a slice yields a
+        view."""
         if isinstance(tokens, slice) and tokens == slice(0, len(self.residual)):
             return Hidden(self.x, self.residual)
         return Hidden(None if self.x is None else self.x[tokens], self.residual[tokens])
@@ -58,8 +59,9 @@ class Decoder:
         adapters: ModelAdapters | None = None, encoder: Encoder | None = None, axes: RopeAxes | None = None,
         stage: StageIO | None = None, expert_counts: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Create a decoder. `traced`: replaces `stack` with fewer calls. `adapters`: adapter slots, if any. `axes`: of an
-        M-RoPE embedding. `stage`: sends hidden states on, if `spec` is a stage. `expert_counts`: as in `Weights.counts`."""
+        """Create a decoder. `traced`: replacement of `stack` with fewer native calls. `adapters`: adapter slots, if any. `axes`:
+        M-RoPE embedding, if any. `stage`: transfers hidden states, if `spec` is a pipeline stage. `expert_counts`: see
+        `Weights.counts`."""
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -84,8 +86,8 @@ class Decoder:
         cls, spec: DecoderSpec, weights: Weights, *, dtype: str, device: str, max_positions: int,
         adapters: ModelAdapters | None = None, stage: StageIO | None = None,
     ) -> Decoder:  # fmt: skip
-        """Create a decoder with the weights that `spec` names. `max_positions`: the longest context. `adapters`: the adapter
-        slots in `weights`."""
+        """Create a decoder. `weights`: weights with the names in `spec`. `max_positions`: longest context in tokens. `adapters`:
+        manager of the adapter slots in `weights`."""
         tables = rope_tables(spec, device=device, max_positions=max_positions)
         return cls(
             spec,
@@ -104,7 +106,8 @@ class Decoder:
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Decoder:
-        """Return the decoder bound to `kv_caches`, its layers traced into few CPU calls; itself if tracing is unsupported."""
+        """Return this decoder bound to `kv_caches`, with its layers traced into few native CPU calls. Return itself if tracing is
+        unsupported."""
         if not ops.can_trace(torch.device(self.device), getattr(torch, self.dtype)):
             return self
         return Decoder(
@@ -115,20 +118,20 @@ class Decoder:
         )  # fmt: skip
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:
-        """Replace the values of a parameter of `spec.parameters()`, also in traced copies, from the next step on. A matrix may
-        include its bias. No step may be in flight.
+        """Replace the values of parameter `name`, from the next step on. `stored`: a matrix may include its bias. No step may be in
+        flight.
 
-        Raises WeightsError for an unknown name, another shape, or a format that is not stored there."""
+        Raises WeightsError if the model has no parameter `name`, or if shape or format differ."""
         self._parameters.load(name, stored)
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """Return the embeddings [T, H] of input_ids [T] int64, in the form of `ForwardStep.input_embeds`, for callers that
-        replace some of them. `adapters`: see `ForwardStep`."""
+        """Return the embeddings [T, H] of input_ids [T] int64 for `ForwardStep.input_embeds`. The caller may replace some of them,
+        for example by image embeddings. `adapters`: see `ForwardStep`."""
         return self._vocabulary.embed(input_ids, self._of_tokens(adapters))
 
     def forward(self, step: ForwardStep) -> Hidden:
-        """Compute one step up to the last layer. Keys and values of the tokens are written to the step's slots before attention
-        reads them. A stage that is not the last sends its output to the next stage, and its return value has no meaning."""
+        """Compute one step up to the last layer. Keys and values of its tokens are written to the step's slots before attention
+        reads them. A pipeline stage other than the last sends its output to the next stage, and the return value is meaningless."""
         if self._axes is not None and step.rope_positions is not None and step.rope_positions.ndim > 1:
             step = self._axes.rotated(step)
         if self._stage is not None:
@@ -146,8 +149,8 @@ class Decoder:
         return self._vocabulary.add_positions(x, step.positions, step.token_type_ids)
 
     def _forward_of_stage(self, step: ForwardStep, stage: StageIO) -> Hidden:
-        """Compute a stage, and return the tensors for the next stage: the last layer's output, the residual, and the initial
-        residual if a layer needs it."""
+        """Compute a pipeline stage. Return the tensors for the next stage: the last layer's output, the residual, and the initial
+        residual if a layer reads it."""
         delta, embedded = None, []
         if self.spec.embeds:
             residual = self._embedded(step)
@@ -163,7 +166,6 @@ class Decoder:
         return Hidden(x, residual)
 
     def compute_logits(self, hidden: Hidden, tokens: Tensor | None = None) -> Tensor:
-        """Compute the logits [S, V] of `tokens` [S] int64. None: of all tokens; this overwrites `hidden`."""
         final = self._final(hidden if tokens is None else hidden.of(tokens))
         slots = hidden.adapters if hidden.adapters is None or tokens is None else hidden.adapters[tokens]
         return self._vocabulary.logits(final, self._of_tokens(slots))
@@ -172,21 +174,20 @@ class Decoder:
         return None if self.adapters is None else self.adapters.of_tokens(slots)
 
     def final_hidden(self, hidden: Hidden, tokens: Tensor | slice) -> Tensor:
-        """Return the final norm's output [S, H] for `tokens` [S] int64. A slice overwrites `hidden`."""
         return self._final(hidden.of(tokens))
 
     def kept_for_head(self, hidden: Hidden) -> Hidden:
-        """Return the input of a draft head, unchanged by later uses of `hidden`."""
+        """Return the part of `hidden` that a draft head reads, as tensors that later uses of `hidden` do not change."""
         return hidden if hidden.aux else Hidden(hidden.x, hidden.residual.clone())
 
     def read_by_head(self, kept: Hidden) -> Tensor:
-        """Return a draft head's input from `kept_for_head`: the final norm's output [T, H], which overwrites it; or the
-        inputs of `aux_layers`, concatenated [T, H * their number]."""
+        """Return a draft head's input for a result of `kept_for_head`. It is the final norm's output [T, H], which overwrites
+        `kept`. With `aux_layers`, it is the concatenation of their inputs [T, H * number of layers]."""
         return torch.cat(kept.aux, dim=1) if kept.aux else self._final(kept)
 
     @property
     def vocabulary(self) -> VocabularyBlock:
-        """Embedding and head, which a draft head may share."""
+        """Embedding and output head, which a draft head may share."""
         return self._vocabulary
 
     def _final(self, hidden: Hidden) -> Tensor:
@@ -194,13 +195,13 @@ class Decoder:
 
 
 def rope_tables(spec: DecoderSpec, *, device: str, max_positions: int) -> Tables:
-    """Return the tables of all rotary embeddings of the layers."""
+    """Return the table of cosines and sines of each rotary embedding in the layers."""
     ropes = {attention.rope for attention in spec.attentions()}
     return {rope: cos_sin_table(rope, max_positions).to(device) for rope in ropes}
 
 
 def build_stack(spec: DecoderSpec, weights: Weights, tables: Tables) -> LayerStack:
-    """Create the layers that `spec` names, with their weights. `tables`: of their rotary embeddings."""
+    """Create the layers of `spec` with their weights. `tables`: cosines and sines of each rotary embedding."""
     first_caches = accumulate((len(layer.mixers) for layer in spec.layers), initial=0)
     layers = [
         build_layer(layer, name, spec.hidden_size, weights, tables, first_cache)

@@ -1,4 +1,4 @@
-"""DraftHead: computes the layers of a DraftHeadSpec, a step of mixed rows at a time, with another model's embedding and head."""
+"""DraftHead: computes the layers of a DraftHeadSpec. It may use the embedding and output head of the model."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from runtime.weights.rules import WeightsError
 
 
 class EntryBlock(Protocol):
-    """Entry of a draft head: combines token embeddings and hidden states before the first layer."""
+    """Input block of a draft head: combines token embeddings and hidden states for the first layer."""
 
     def read(self, hidden_states: Tensor) -> Tensor:
-        """Convert the model's hidden states [T, *] to [T, H], which replace the head's own."""
+        """Convert the model's hidden states [T, *] to [T, H], the width of the head's own hidden states."""
         ...
 
     def forward(self, embeds: Tensor, hidden_states: Tensor) -> Tensor:
@@ -71,7 +71,8 @@ def _entry(spec: DraftHeadSpec, weights: Weights) -> EntryBlock:
 
 
 def _token_ids(spec: DraftHeadSpec, weights: Weights) -> Tensor | None:
-    """Return the model's ids of the head's tokens [draft_vocab_size] int64, or None if they are equal. Raises WeightsError."""
+    """Return the model's token ids of the draft vocabulary [draft_vocab_size] int64; None if both vocabularies are equal. Raises
+    WeightsError if the ids are invalid."""
     if spec.draft_vocab_size is None:
         return None
     offsets = weights.tensors[TOKEN_OFFSETS]
@@ -84,7 +85,7 @@ def _token_ids(spec: DraftHeadSpec, weights: Weights) -> Tensor | None:
 
 
 class DraftHead:
-    """Draft head of `model`: reads its hidden states, and uses its embedding and head unless it has its own."""
+    """Draft head of `model`. It reads the model's hidden states, and uses its embedding and output head unless it has its own."""
 
     def __init__(
         self, spec: DraftHeadSpec, entry: EntryBlock, token_ids: Tensor | None, stack: LayerStack,
@@ -106,7 +107,7 @@ class DraftHead:
 
     @classmethod
     def build(cls, spec: DraftHeadSpec, weights: Weights, model: Decoder, *, max_positions: int) -> DraftHead:
-        """Build a head. `max_positions`: the longest context."""
+        """Build a draft head. `max_positions`: longest context in tokens."""
         head = None if spec.own_head else spec.head.name
         whole = model.vocabulary.lend(weights, table=not spec.own_embedding, head=head)
         return cls(
@@ -120,7 +121,6 @@ class DraftHead:
         )
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> DraftHead:
-        """Return the head itself: its few layers are not traced."""
         return self
 
     @property
@@ -129,16 +129,16 @@ class DraftHead:
         return self.spec.hidden_size
 
     def keep(self, hidden: Hidden) -> Hidden:
-        """Return the part of the model's hidden states that `read` needs, unchanged by computing logits."""
+        """Return the part of the model's hidden states that `read` needs. Computing logits does not change it."""
         return self._model.kept_for_head(hidden)
 
     def read(self, kept: Hidden) -> Tensor:
-        """Return the head's input [T, H] from what `keep` returned, which is overwritten."""
+        """Return the head's input [T, H] for a result of `keep`, which is overwritten."""
         return self._entry.read(self._model.read_by_head(kept))
 
     def forward(self, step: ForwardStep) -> Tensor:
-        """Return the head's hidden states [T, H] for a step whose `input_ids` are each position's next token. Logits and the
-        next draft token are computed from them."""
+        """Return the head's hidden states [T, H]. `input_ids` of the step are each position's next token. Logits, and the input of
+        the next draft token, are computed from the result."""
         assert step.hidden_states is not None
         embeds = self._vocabulary.embed(step.input_ids)
         residual = self._entry.forward(embeds, step.hidden_states)

@@ -1,6 +1,6 @@
-"""ExpertLoad: number of tokens routed to each expert of each layer, as metrics with few series.
+"""ExpertLoad: metrics of how many tokens are routed to each expert of each layer.
 
-Routers count on the device in every step (`Weights.counts`). This reads the counts occasionally, in parallel with steps."""
+Routers count on the device in every step (`Weights.counts`). This class reads the counts occasionally, in parallel with steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 class ExpertLoad:
     def __init__(self, counts: Sequence[Mapping[str, Tensor]], num_devices: int = 1) -> None:
-        """Create the metrics. `counts`: for each stage, counts [E] int64 in router order, by the names of experts.
-        `num_devices`: devices that share a layer's experts in contiguous ranges."""
+        """Create the metrics. `counts`: for each pipeline stage, token counts [E] int64 in router order, by the names of experts.
+        `num_devices`: number of devices that share a layer's experts, each a contiguous range."""
         self._tables = [each for of_stage in counts for each in of_stage.items()]
         self._num_devices = num_devices
         self._before: dict[str, Tensor] = {}  # counts from before the model slept
@@ -27,7 +27,7 @@ class ExpertLoad:
             table.zero_()  # discards counts of warm-up
 
     def awake(self, other: ExpertLoad) -> None:
-        """Continue counting with the tables of a rebuilt model, `other`."""
+        """Add the counts of a rebuilt model, whose metrics are `other`, from now on. Called after the model slept."""
         self._before, self._tables = dict(self._read()), other._tables
 
     def by_layer(self) -> dict[str, list[int]]:

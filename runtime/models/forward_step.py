@@ -1,4 +1,4 @@
-"""ForwardStep: the tensors of one step that a model reads. It has no requests, no sampler and no device."""
+"""ForwardStep: all tensors of one step that a model reads. It contains no requests, no sampler and no device."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from runtime.kv.kv_cache import LayerKV
 
 
 class DeepstackStep(NamedTuple):
-    """Vectors added to the outputs of the first layers: for layer l `features[l]`, at `tokens`. tokens [N] int64, features
-    [L, N, H]."""
+    """Vectors that are added to the outputs of the first decoder layers. Layer l adds features[l] [N, H] at `tokens` [N] int64, the
+    indices of N tokens of the step."""
 
     tokens: Tensor
     features: Tensor
 
 
 class CrossStep(NamedTuple):
-    """Encoder outputs whose keys and values cross-attention stores in this step: outputs [N, E, W], for the block-table
-    entries `rows` [N] int64 of the attention metadata."""
+    """Encoder outputs whose keys and values cross-attention stores in this step: outputs [N, E, W]. rows [N] int64: index of each
+    item's block table in the attention metadata."""
 
     outputs: Tensor
     rows: Tensor
@@ -30,25 +30,22 @@ class CrossStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """T tokens of R rows; tokens of a row are contiguous. Contains all step data that blocks may need: a new fact is a new
-    field here.
+    """Tensors of a step: T tokens of R rows. Tokens of a row are contiguous. All step data that blocks may need is a field here.
 
-    input_ids [T] int64. positions [T] int64. slot_mapping: for each block table, int64 [T], the token's slot in the KV cache,
-    -1 for none; for a table of recurrent states, [R], the slot of each row's state. attn_metadata: attention metadata of each
-    block table. kv_caches: one entry for each cache in the model's spec, in order.
-
-    token_type_ids [T] int64: token types, None if all are 0. input_embeds [T, H], the model's dtype: replaces the embeddings of
-    input_ids; already scaled, without learned positions; not modified.
-
-    adapters [T] int32: adapter slot of each token, -1 for none; None: no token has an adapter. token_adapters: the same, as
-    prepared by the model for its layers.
-
-    rope_positions: rotary positions if they differ from `positions`; [T] int64, or [3, T] for embeddings of three axes, with
-    rope_table [T, D_rot] float32, each token's cosines and sines. deepstack: vectors added to the outputs of the first layers.
-    blocks: spans of tokens that attend to each other regardless of the layers' masks. cross: encoder outputs whose keys and
-    values layers store from this step on.
-
-    hidden_states [T, H]: input of a draft head, from the model or from the head's last round; None for a model."""
+    - input_ids, positions [T] int64
+    - slot_mapping: for each block table, each token's slot in the KV cache [T] int64, -1 for none; for a table of recurrent states,
+      the slot of each row's state [R]
+    - attn_metadata: attention metadata of each block table; kv_caches: one entry for each cache in the model's spec, in order
+    - token_type_ids [T] int64: token types, None if all are 0
+    - input_embeds [T, H], the model's dtype: replaces the embeddings of input_ids; scaled, without learned positions; unmodified
+    - adapters [T] int32: adapter slot of each token, -1 for none; None if no token has an adapter. token_adapters: the same, as
+      prepared by the model for its layers
+    - rope_positions [T] or [3, T] int64: rotary positions if they differ from `positions`; [3, T] for M-RoPE, with rope_table
+      [T, D_rot] float32, the cosines and sines of each token
+    - deepstack: vectors added to the outputs of the first layers
+    - blocks: spans of tokens that attend to each other regardless of the layers' masks
+    - cross: encoder outputs whose keys and values are stored in this step
+    - hidden_states [T, H]: input of a draft head, from the model or from the head's last round; None for a model"""
 
     input_ids: Tensor
     positions: Tensor
@@ -67,7 +64,7 @@ class ForwardStep:
     token_adapters: ops.TokenAdapters | None = None
 
     def linear(self, x: Tensor | ops.RoundedRows, weight: ops.LinearWeight) -> Tensor:
-        """Return `ops.linear` of all tokens of the step, with their adapters."""
+        """Return `ops.linear(x, weight)` for all tokens of the step, including their adapters."""
         return ops.linear(x, weight.of(self.token_adapters))
 
     @property
@@ -77,10 +74,10 @@ class ForwardStep:
 
     @property
     def is_plain(self) -> bool:
-        """True if the step has only what traced layers support: ids or embeddings, each at one position."""
+        """True if traced layers can compute the step: it has only ids or embeddings, and each token has one position."""
         return self.deepstack is None and self.cross is None and not self.blocks and self.rotated_at.ndim == 1
 
     def cache(self, index: int) -> tuple[tuple[Tensor, ...], Tensor, ops.AttentionMeta]:
-        """Return the tensors of `kv_caches[index]`, with slot mapping and metadata of their block table."""
+        """Return (tensors of `kv_caches[index]`, slot mapping of its block table, attention metadata of its block table)."""
         kv = self.kv_caches[index]
         return kv.tensors, self.slot_mapping[kv.table], self.attn_metadata[kv.table]

@@ -1,6 +1,6 @@
-"""Choice of a model's implementation: our own decoder, which a family describes, or transformers' modules with our attention.
+"""Choice of a model's implementation: our own decoder, or transformers' modules with our attention.
 
-Imports no torch until a model is loaded, and no transformers until a model needs it."""
+torch is imported only when a model is loaded, and transformers only when a model needs it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ log = logging.getLogger("oneloop.start")
 
 
 def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceModules | None = None) -> ModelSpec:
-    """Return the spec of a Hugging Face config. `wanted`: "native", "transformers" or "auto", which prefers native. `modules`:
-    sentence-transformers modules after the model.
+    """Return the spec of a Hugging Face config. `wanted`: "native", "transformers", or "auto", which uses native if it is
+    supported. `modules`: sentence-transformers modules that follow the model.
 
     Raises UnsupportedModel."""
     architecture = architecture_of(config)
@@ -75,9 +75,9 @@ def load(
     max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None, peers: Peers | None = None,
     stage: StageIO | None = None, counts_experts: bool = False,
 ) -> Model:  # fmt: skip
-    """Load a model described by `describe`. Arguments as of `models.load.load_model`.
+    """Load the model of `spec`, a result of `describe`. Arguments are those of `models.load.load_model`.
 
-    Raises WeightsError if config and weights do not match, UnsupportedModel if they require unsupported features."""
+    Raises WeightsError if config and weights do not match, and UnsupportedModel if they need unsupported features."""
     if isinstance(spec, DecoderSpec):
         if (original := _longrope_switch(spec)) is not None and max_model_len > original:
             log.warning(
@@ -139,18 +139,20 @@ def load(
 
 
 def supported() -> Iterator[tuple[str, str]]:
-    """Yield architectures with "native" or "transformers" as their implementation.
+    """Yield (architecture, implementation), where the implementation is "native" or "transformers".
 
-    Of the latter, only tested ones, if the package is installed. A config may still use unsupported options."""
+    Architectures through transformers are included if they were tested and the package is installed. A config of a supported
+    architecture may still use unsupported options."""
     yield from ((name, "native") for name in FAMILIES)
     yield from ((name, "transformers") for name in _tried())
 
 
 def _longrope_switch(spec: DecoderSpec) -> int | None:
-    """Return the context length, in tokens, above which transformers uses LongRoPE's long factors, or None.
+    """Return the context length in tokens above which transformers uses LongRoPE's long factors; None if the model has one set of
+    factors.
 
-    Here one table is used at any length: otherwise a growing sequence would have to be recomputed from its first token, and
-    cached blocks could not be shared."""
+    Here one set is used at any length. Otherwise a growing sequence would have to be recomputed from its first token, and cached
+    blocks could not be shared."""
     scalings = (attention.rope.scaling for attention in spec.attentions() if attention.rope is not None)
     lengths = (
         each.original_max_positions

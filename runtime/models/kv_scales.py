@@ -1,4 +1,4 @@
-"""Scales of the KV cache in a checkpoint: their names in each library, and how to load them."""
+"""Scales of an fp8 KV cache in a checkpoint: their names in several libraries, and how to read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KV_SCALES = (
 
 
 def kv_scale_loads(spec: DecoderSpec, source: TensorSource) -> dict[str, tuple[ReadPlan, ReadPlan]]:
-    """Return the loads of the scales of keys and values, by layer name; layers without scales are absent."""
+    """Return by layer name how to read the scales of keys and values. Layers without scales are absent."""
     stored = spec.own(source.shapes)
     if not any(name.endswith(KV_SCALES) for name in stored):
         return {}

@@ -1,6 +1,6 @@
-"""Loading: reads model files into a Decoder, one parameter at a time.
+"""Loading of a Decoder from model files, one parameter at a time.
 
-Each linear layer is prepared as soon as it is read, and its source freed: the peak memory is one copy of the model and a few
+Each linear layer is prepared as soon as it is read, and its source is freed. The peak memory is one copy of the model and a few
 tensors."""
 
 from __future__ import annotations
@@ -44,13 +44,18 @@ def load_model(
     stage: StageIO | None = None,
     counts_experts: bool = False,
 ) -> Decoder:
-    """Load a model. `spec`: of the files' config, read here by default. `dtype`: of activations, and of weights unless
-    `weights` has another. `files`: a `weights.fetch.ModelFiles`. `max_model_len`: size of the rotary tables, by default the
-    model's. `progress` counts stored bytes. Each tensor is copied to `device` as soon as it is read. `adapters`: memory for
-    adapters. `peers`: the other ranks, if `spec` is a shard. `stage`: sends hidden states on, if `spec` is a stage.
-    `counts_experts`: count tokens per expert.
+    """Load a model from `files`, a `weights.fetch.ModelFiles`.
 
-    Raises WeightsError if config and weights do not match, UnsupportedModel if they need something unsupported."""
+    - `spec`: spec of the model; by default it is read from the config
+    - `dtype`: dtype of activations, and of weights unless `weights` sets another
+    - `max_model_len`: number of positions of the rotary tables, by default the model's
+    - `progress`: called with the number of bytes read
+    - `device`: each tensor is copied to it as soon as it is read
+    - `adapters`: memory limits of LoRA adapters
+    - `peers`: the other ranks, if `spec` is a shard; `stage`: transfers hidden states, if `spec` is a pipeline stage
+    - `counts_experts`: count tokens per expert
+
+    Raises WeightsError if config and weights do not match, and UnsupportedModel if they need unsupported features."""
     spec = spec or spec_from_config(files.config)
     with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
         read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)
@@ -73,7 +78,8 @@ def load_draft_head(
     spec: DraftHeadSpec, files: Checkpoint, model: Decoder, *, load_format: str, seed: int, progress: Report,
     max_model_len: int, weights: WeightPolicy | None = None,
 ) -> DraftHead:  # fmt: skip
-    """Load a draft head for `model`, with its dtype and device. Arguments as of `load_model`; `files` may be the model's own.
+    """Load a draft head for `model`, with the model's dtype and device. Arguments are those of `load_model`; `files` may be the
+    model's.
 
     Raises WeightsError if config and weights do not match."""
     dtype, device = model.dtype, model.device
@@ -87,7 +93,7 @@ def opened(
     spec: DecoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, device: str,
     policy: WeightPolicy | None,
 ) -> Iterator[ParameterReader]:  # fmt: skip
-    """Open the files' parameters for reading within the block. Arguments as of `load_model`."""
+    """Context manager that opens the parameters of `files` and yields their reader. Arguments are those of `load_model`."""
     if dtype not in DTYPES:
         raise WeightsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     expected = {shard.name: shard.shape for p in spec.whole.parameters() for shard in stored_as(p, spec.rules).shards}
@@ -96,7 +102,7 @@ def opened(
 
 
 def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, device: str, progress: Report) -> Weights:
-    """Read all parameters of `spec` and prepare them for the kernels of the device."""
+    """Read all parameters of `spec` and prepare them for the kernels of `device`."""
     activations = DTYPES[dtype]
     linear_names = {f"{linear.name}.weight": linear.name for linear in spec.linears()}
     # The table can be read from any format; a draft head may have none.
@@ -122,7 +128,7 @@ def read_weights(spec: DecoderSpec, reader: ParameterReader, *, dtype: str, devi
 
 
 def _activations(stored: ops.Stored, activations: torch.dtype) -> torch.dtype:
-    """Return the dtype of activations that a matrix multiplies. A float32 router promotes it."""
+    """Return the dtype of the activations that are multiplied by a matrix. It is wider than `activations` for a float32 router."""
     parts = [stored] if isinstance(stored, ops.StoredWeight) else stored
     own = parts[0].format.dtype
     return activations if own is None else torch.promote_types(own, activations)

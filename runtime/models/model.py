@@ -1,4 +1,5 @@
-"""Interfaces of a loaded model and of its encoder, for runners. Implemented by our decoder and by transformers' modules."""
+"""Interfaces of a loaded model and of its media encoder, as runners use them. Our decoder and transformers' modules implement
+them."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ Compute: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class EncoderPasses(Protocol):
-    """Execution of an encoder's passes, possibly by captured graphs."""
+    """Executor of an encoder's forward passes. It may run them as captured CUDA graphs."""
 
     def run(self, key: bytes, num_outputs: int, inputs: Mapping[str, Tensor], compute: Compute) -> Tensor:
-        """Return `compute(inputs)`, all on the device. `key`: identifies everything else that the result depends on, and the
-        shapes. `num_outputs`: number of outputs, or an equal amount of work."""
+        """Return `compute(inputs)`; all tensors are on the device. `key`: identifies the input shapes and everything else that
+        affects the result. `num_outputs`: number of outputs, or an equal amount of work."""
         ...
 
 
@@ -37,20 +38,23 @@ class Encoder(Protocol):
     def weights_bytes(self) -> int: ...
 
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """Return groups of artificial items for warm-up, each group to be encoded together, with at most `max_tokens`
-        outputs per group of several. Their content is arbitrary. Kinds that need a processor are omitted."""
+        """Return groups of artificial items for warm-up. Each group is encoded in one call. A group of several items has at most
+        `max_tokens` outputs. Media that need a processor are omitted."""
         ...
 
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """Return the outputs [N, W] of each item, all of one modality, in the model's dtype: N embeddings, then vectors for
-        further layers (`EncoderSpec.num_deepstack`). Raises ValueError if an item has another number of positions."""
+        """Return a tensor [N, W] for each item, in the model's dtype: N embeddings, each followed by vectors for further layers
+        (`EncoderSpec.num_deepstack`). All items have one modality. Raises ValueError if N differs from the item's positions."""
         ...
 
 
 class Model(Protocol):
-    """Loaded model. `dtype`: of activations, by torch's name; `device`: "cpu" or "cuda". `graph_unsupported_reason`: why its
-    steps cannot be captured as CUDA graphs, or None. `may_refuse_capture`: a failed capture is no error, because the modules
-    are not ours; steps then run without a graph. `adapters`: its adapter slots, or None. `encoder`: of media, or None."""
+    """Loaded model.
+
+    - `dtype`: torch's name of the activations' dtype; `device`: "cpu" or "cuda"
+    - `graph_unsupported_reason`: why its steps cannot be captured as CUDA graphs; None if they can
+    - `may_refuse_capture`: a failed capture is no error, because the modules are not ours; steps then run without a graph
+    - `adapters`: its adapter slots, or None; `encoder`: its media encoder, or None"""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -74,7 +78,7 @@ class Model(Protocol):
     def encoder(self) -> Encoder | None: ...
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> Model:
-        """Return the model bound to `kv_caches`, traced into few native calls if possible; otherwise itself."""
+        """Return the model bound to `kv_caches`, traced into few native calls. Return itself if tracing is unsupported."""
         ...
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
@@ -82,14 +86,14 @@ class Model(Protocol):
         ...
 
     def forward(self, step: ForwardStep) -> Any:
-        """Compute a step, and return the input of `compute_logits` and `final_hidden`. The tokens' keys and values are
-        written to the slots of the step's slot mappings before attention reads them."""
+        """Compute a step. The result is the input of `compute_logits` and `final_hidden`. Keys and values of the step's tokens are
+        written to the slots in its slot mappings before attention reads them."""
         ...
 
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
-        """Compute the logits [S, V] of `tokens` [S] int64. None: of all tokens; this may overwrite `hidden`."""
+        """Return the logits [S, V] of `tokens` [S] int64. None means all tokens; `hidden` may then be overwritten."""
         ...
 
     def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:
-        """Return the final norm's output [S, H] for `tokens` [S] int64, as input of pooling. A slice may overwrite `hidden`."""
+        """Return the final norm's output [S, H] for `tokens` [S] int64 or a slice. With a slice, `hidden` may be overwritten."""
         ...

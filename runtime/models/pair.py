@@ -1,4 +1,4 @@
-"""Pair of a model and its draft model or head. A runner uses the first; a drafter uses the second."""
+"""Pair of a model and its draft model or draft head. The runner uses the model, the drafter uses the draft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from runtime.models.spec.draft_head import PairSpec
 
 
 class ModelPair:
-    """Implementation of Model for a model and its draft. A step's KV caches are those of `model`, then those of `draft`."""
+    """Model and its draft model or draft head, behind the interface `Model`. A step's KV caches are those of `model`, then those of
+    `draft`."""
 
     def __init__(self, model: Model, draft: Model | DraftHead) -> None:
         self.model = model
@@ -64,7 +65,7 @@ class ModelPair:
         return self.model.may_refuse_capture or self.draft.may_refuse_capture
 
     def draft_caches(self, kv_caches: Sequence[LayerKV]) -> Sequence[LayerKV]:
-        """Return the caches of `draft` from the caches of both."""
+        """Return the caches of `draft`, which are the last of `kv_caches`."""
         return kv_caches[self._num_caches :]
 
     def traced(self, kv_caches: Sequence[LayerKV]) -> ModelPair:

@@ -1,6 +1,6 @@
-"""Reading: loads a checkpoint's tensors as parameters of a decoder, one by one, each in its target format.
+"""Reader of a checkpoint's tensors as parameters of a decoder. Parameters are read one by one, each in its target format.
 
-The plan is checked against the checkpoint before any data is read. Handles formats and names; kernels prepare the weights."""
+All names and shapes are checked before any data is read. This module handles formats and names; kernels prepare the weights."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _whole_blocks(columns: Span | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Choice of the storage format of each matrix. `policy`: the requested policy. `dtype`: of activations. `types`: dtypes
-    of the checkpoint's tensors. `rounded`: names of the parameters that are quantised while loading."""
+    """Choice of the storage format of each matrix. `policy`: requested policy. `dtype`: dtype of activations. `types`: dtypes of
+    the checkpoint's tensors. `rounded`: names of the parameters that are quantised while loading."""
 
     policy: WeightPolicy
     dtype: str
@@ -62,7 +62,8 @@ class Keeping:
     rounded: Collection[str] = ()
 
     def storage(self, load: ReadPlan, refusal: Refusal) -> str:
-        """Return a dtype or AS_STORED. `refusal`: returns why no kernel multiplies rows of these formats, or None."""
+        """Return the dtype in which a matrix is stored, or AS_STORED for the checkpoint's format. `refusal`: returns why no kernel
+        supports rows in these formats, or None."""
         types = self._types(load)
         if self._stays(load) and refusal(types) is None:
             return AS_STORED
@@ -72,7 +73,7 @@ class Keeping:
         return narrow.pop() if len(narrow) == 1 and refusal(frozenset(narrow)) is None else self.dtype
 
     def widened(self, load: ReadPlan, refusal: Refusal) -> str | None:
-        """Return a message about quantised rows that are dequantised against the policy, or None."""
+        """Return a warning if quantised rows are dequantised although the policy keeps them quantised; otherwise None."""
         if not self.policy.keep_quantized or self._types(load) <= _PLAIN or self.storage(load, refusal) == AS_STORED:
             return None
         types = ", ".join(sorted(self._types(load)))
@@ -110,10 +111,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class ParameterReader:
-    """Parameters of the model `spec` from `source`. `dtype`: dtype of activations. Matrices are stored by `policy` if kernels
-    of the device support it; otherwise a warning is logged once.
+    """Reader of the parameters of `spec` from the checkpoint `source`. `dtype`: dtype of activations. Matrices are stored by
+    `policy` if kernels of the device support that; otherwise a warning is logged once.
 
-    Raises WeightsError naming missing, surplus and wrong-shape tensors."""
+    Raises WeightsError with the names of missing, surplus and wrong-shape tensors."""
 
     def __init__(
         self, spec: DecoderSpec, source: TensorSource, policy: WeightPolicy, dtype: str, device: torch.device
@@ -146,13 +147,13 @@ class ParameterReader:
         self._widen_mixed_experts(spec, replace(keeping, policy=replace(policy, keep_quantized=False)))
 
     def formats(self, name: str) -> frozenset[str]:
-        """Return the formats of the rows of weight `name`, as named by `ops.WeightFormat`."""
+        """Return the formats of the rows of weight `name`, with the names of `ops.WeightFormat`."""
         if self.storage[name] == AS_STORED:
             return frozenset(self._types[name])
         return frozenset({self._online if name in self._rounded and self._online else self.storage[name]})
 
     def kv_scales(self) -> dict[str, tuple[float, float]]:
-        """Return the scales of keys and values of an fp8 KV cache, by layer."""
+        """Return (scale of keys, scale of values) of an fp8 KV cache, by layer name."""
         loads = dict.fromkeys(load for pair in self._kv_scales.values() for load in pair)
         stream = self._source.stream(list(loads), "float32", lambda progress: None)
         # Of several scales, one per head, the largest is valid for all. Scales that are not positive were never measured.
@@ -161,8 +162,8 @@ class ParameterReader:
         return {layer: scales for layer, scales in found.items() if min(scales) > 0}
 
     def read(self, progress: Report) -> Iterator[tuple[str, ops.Stored]]:
-        """Yield each parameter's name and value, in the order of their use; a matrix includes its bias. `progress` counts
-        stored bytes."""
+        """Yield the name and value of each parameter, in order of use. A matrix includes its bias. `progress`: called with the
+        number of stored bytes that have been read."""
         biases: dict[str, Tensor] = {}
         with (
             Uploads(self._device) if self._device.type == "cuda" else nullcontext() as uploads,
@@ -214,8 +215,8 @@ class ParameterReader:
         return [part.with_bias(each) for part, each in zip(parts, biases, strict=True)]
 
     def _not_to_round(self, spec: DecoderSpec, online: str) -> set[str]:
-        """Return weights that stay unquantised: the head, matrices whose shapes no format supports, and experts without a
-        kernel for the format."""
+        """Return the names of weights that are not quantised while loading: the head, matrices whose shapes the format does not
+        support, and experts for which no kernel supports it."""
         shapes = (load.parameter for load in self._loads if load.parameter.name in self._rounded)
         uneven = {each.name for each in shapes if each.shape[0] % 16 or each.shape[1] % 64}
         why = ops.moe_refusal([ops.WeightFormat(online)], DTYPES[self._dtype], self._device) if self._halves else None
@@ -224,7 +225,7 @@ class ParameterReader:
         return {f"{spec.head.name}.weight"} | uneven | (set() if why is None else self._halves)
 
     def _widen_mixed_experts(self, spec: DecoderSpec, plain: Keeping) -> None:
-        """Dequantise all matrices of a layer's experts if no kernel supports their formats together."""
+        """Mark all matrices of a layer's experts to be dequantised, if no kernel supports their formats together."""
         loads = {load.parameter.name: load for load in self._loads}
         for experts in spec.experts():
             names = [f"{half.name}.weight" for number in range(experts.num_experts) for half in experts.halves(number)]
@@ -236,7 +237,6 @@ class ParameterReader:
                 self.storage |= {name: plain.storage(loads[name], self._refusal(loads[name])) for name in names}
 
     def _place(self, name: str) -> torch.device:
-        """Return the device to which a parameter is read. Experts are read to the host and copied later."""
         return torch.device("cpu") if name in self._halves else self._device
 
     def _is_matrix(self, name: str) -> bool:
@@ -250,7 +250,7 @@ class ParameterReader:
 
 
 def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[ReadPlan]:
-    """Return the loads of all parameters of `spec`, in order. Raises WeightsError naming mismatches."""
+    """Return how each parameter of `spec` is read, in order. Raises WeightsError with the names of tensors that do not match."""
     whole = spec.whole
     parameters = tuple(whole.parameters())
     # Some checkpoints contain a second copy of a tied embedding, or an unused head.
@@ -268,7 +268,7 @@ def planned_loads(spec: DecoderSpec, source: TensorSource) -> list[ReadPlan]:
 
 
 def _routers(spec: DecoderSpec) -> set[str]:
-    """Return the names of router weights. They are not quantised, because that may change the selected experts."""
+    """Return the names of router weights. They are not quantised, because quantisation could change the selected experts."""
     return {
         f"{block.router_linear(layer, spec.hidden_size).name}.weight"
         for layer, block in spec.blocks()
@@ -277,7 +277,7 @@ def _routers(spec: DecoderSpec) -> set[str]:
 
 
 def as_torch(values: Any) -> Tensor:
-    """Convert an array to a tensor; 16-bit integers are the bits of bfloat16. Tensors are returned unchanged."""
+    """Convert a numpy array to a tensor. 16-bit integers are interpreted as bits of bfloat16. Tensors are returned unchanged."""
     if isinstance(values, Tensor):
         return values
     tensor = torch.from_numpy(values)

@@ -1,8 +1,8 @@
-"""Registry of model families: maps an architecture name to the family that serves it natively.
+"""Registry of model families: maps an architecture name in config.json to the family that describes it.
 
-A family is a file of `runtime.models.families` whose ARCHITECTURES lists the names in config.json that it reads. Files are
-discovered, not listed. Other packages add families through entry points of the group `oneloop.models`, each a module like
-those files, or its ARCHITECTURES. Entry points are off until an option names them."""
+A family is a file of `runtime.models.families`, whose dict ARCHITECTURES maps names to functions that read a config. The files are
+discovered, not listed. Other packages add families through entry points of the group `oneloop.models`. Each entry point is a module
+like those files, or its ARCHITECTURES. Entry points are loaded only if an option names them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(_families)
 
 
 def register(architectures: Mapping[str, Family], origin: str) -> None:
-    """Register families of another package. `origin`: the package, for error messages.
+    """Register families of another package. `origin`: name of the package, for error messages.
 
-    Raises ValueError without registering any if another family already serves one of `architectures`."""
+    If another family already describes one of `architectures`, raises ValueError and registers none."""
     for name, family in architectures.items():
         if _families.get(name, family) is not family:
             raise ValueError(f"{origin} serves {name}, which {_families[name].__module__} already does")
@@ -46,9 +46,9 @@ def register(architectures: Mapping[str, Family], origin: str) -> None:
 
 
 def add_plugins(names: Iterable[str]) -> None:
-    """Register the model families of installed packages that are named in `names`.
+    """Register the model families of the installed packages with entry points `names`.
 
-    Raises PlanError, which names the option."""
+    Raises PlanError, with the option's name in its message, if there is no such entry point."""
     from importlib.metadata import entry_points  # its import takes as long as that of all families
 
     for name in names:
@@ -85,7 +85,7 @@ _discover()
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Return the first architecture of the config. Raises UnsupportedModel if there is none."""
+    """Return the first architecture that `config` names. Raises UnsupportedModel if it names none."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise UnsupportedModel("config: architectures names no model class")
@@ -93,14 +93,14 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def is_described(architecture: str) -> bool:
-    """Return whether a family, or `causal_with_other_head`, supports the architecture."""
+    """Return whether a family describes the architecture, directly or with another head (`causal_with_other_head`)."""
     return architecture in FAMILIES or causal_with_other_head(architecture, FAMILIES) is not None
 
 
 def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
     """Return the spec of a Hugging Face config.
 
-    Raises UnsupportedModel."""
+    Raises UnsupportedModel if no family describes it, or if it uses unsupported options."""
     name = architecture_of(config)
     family = FAMILIES.get(name) or causal_with_other_head(name, FAMILIES)
     if family is None:
@@ -116,9 +116,9 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def mtp_from_config(config: Mapping[str, Any], spec: DecoderSpec) -> DraftHeadSpec:
-    """Return the spec of the MTP layers in a model's own checkpoint. `spec`: the result of `spec_from_config`.
+    """Return the spec of the MTP module in a model's own checkpoint. `spec`: result of `spec_from_config`.
 
-    Raises UnsupportedModel."""
+    Raises UnsupportedModel if the model has none."""
     name = architecture_of(config)
     if name not in _mtp:
         raise UnsupportedModel(f"method mtp does not support {name}; it supports {', '.join(sorted(_mtp))}")

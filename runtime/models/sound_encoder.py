@@ -1,4 +1,4 @@
-"""Audio encoder for a decoder with cross-attention, with our own blocks: one pass for all windows of a step."""
+"""Audio encoder of speech models, computed by our own blocks. Its outputs are read by the decoder's cross-attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_WINDOWS = 8  # per pass, to limit the memory of activations
 
 
 class SoundEncoder:
-    """An `Encoder` of audio windows described by `spec.speech`."""
+    """Implementation of `Encoder` for windows of audio as described by `spec.speech`."""
 
     def __init__(self, spec: EncoderSpec, own: SoundEncoderSpec, weights: Weights, dtype: str, device: str) -> None:
         assert spec.speech is not None
@@ -40,7 +40,7 @@ class SoundEncoder:
         self._layers = layers.traced(self._caches)
 
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """Return one window of silence, and a full batch of windows, see `Encoder`."""
+        """Return two groups of silent windows for warm-up: one window, and a full batch. See `Encoder`."""
         num = min(_MAX_WINDOWS, max(1, max_tokens // self.spec.num_outputs))
         silence = self._speech.silence()
         several = [replace(silence, digest=silence.digest + bytes([number])) for number in range(num)]
@@ -62,7 +62,7 @@ class SoundEncoder:
         return outputs
 
     def _encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return outputs [N * num_outputs, H] of features [N, num_mel_bins, num_frames] float32."""
+        """Return outputs [N * num_outputs, H] of mel features [N, num_mel_bins, num_frames] float32."""
         features = inputs["features"]
         num, length = len(features), self.spec.num_outputs
         first, second = self._convolutions
@@ -79,7 +79,7 @@ class SoundEncoder:
         return self._layers.final_hidden(self._layers.forward(step), slice(None))
 
     def _convolved(self, x: Tensor, weight: ops.LinearWeight, stride: int) -> Tensor:
-        """Return the convolution and activation of x [N, T, C], [N * T / stride, H], with zero padding."""
+        """Return the convolution of x [N, T, C] over T, zero-padded, followed by the activation: [N, T / stride, H]."""
         num, length, channels = x.shape
         padded = x.new_zeros(num, length + KERNEL - 1, channels)
         padded[:, 1:-1] = x
@@ -93,7 +93,7 @@ def load(
     spec: EncoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str,
     weights: WeightPolicy,
 ) -> SoundEncoder:  # fmt: skip
-    """Load an audio encoder. Arguments as of `load.load_model`. Raises WeightsError if config and weights do not match."""
+    """Load an audio encoder. Arguments are those of `load.load_model`. Raises WeightsError if config and weights do not match."""
     own = spec.own
     assert isinstance(own, SoundEncoderSpec), "no others are described"
     with opened(own, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:

@@ -1,7 +1,7 @@
-"""Uploads: copies a checkpoint's data to a CUDA device on the reading threads, through reused pinned buffers.
+"""Uploads of checkpoint data to a CUDA device, on the threads that read files, through reused pinned buffers.
 
-New arrays would cost a page fault per 4 KiB, and a single-threaded copy from pageable memory. Here each thread reads a piece
-into its pinned buffer, starts the copy, and reads the next piece."""
+A new array would cost a page fault per 4 KiB, and a copy from pageable memory uses one thread. Here each thread reads a piece into
+its pinned buffer, starts the copy, and reads the next piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for any device
 
 
 class Uploads:
-    """Context with pinned buffers, which it frees at its end. Call `begin` for a parameter on the thread that will use it."""
+    """Context manager with pinned buffers, which are freed at its end. Call `begin` for a parameter on the thread that will use
+    it."""
 
     def __init__(self, device: torch.device) -> None:
         # New threads use the first device, whichever is this thread's.
@@ -39,7 +40,7 @@ class Uploads:
             slab.close()
 
     def begin(self, shape: tuple[int, ...], dtype: torch.dtype) -> DeviceUpload | None:
-        """Begin an upload through a pinned buffer. Return None if the parameter is small, or a row exceeds the buffer."""
+        """Begin the upload of a parameter. Return None if it is too small for an upload, or if one row exceeds the buffer."""
         row_bytes = prod(shape[1:]) * dtype.itemsize
         if shape[0] * row_bytes < _MIN_BYTES or row_bytes > _SLAB_BYTES:
             return None
@@ -63,7 +64,7 @@ class Uploads:
 
 
 class DeviceUpload:
-    """Upload of one parameter, a `rules.Destination`."""
+    """Upload of one parameter, an implementation of `rules.Destination`."""
 
     def __init__(self, uploads: Uploads, whole: Tensor, ready: torch.cuda.Event, max_rows: int) -> None:
         self._uploads, self.whole, self._ready, self.max_rows = uploads, whole, ready, max_rows

@@ -1,1 +1,1 @@
-"""Quantisation of a model's matrices to a new folder in compressed-tensors format: `oneloop quantize`."""
+"""Command `oneloop quantize`: quantises a model's matrices and writes them to a new folder in compressed-tensors format."""

@@ -1,6 +1,6 @@
-"""Writer of a model folder in Hugging Face's form, tensor by tensor: shards of some gigabytes, their index, and a config.
+"""Writer of a model folder in Hugging Face's format, tensor by tensor: shards of a few gigabytes, their index, and a config.
 
-It is written under a temporary name and renamed when it is complete, so the folder never exists in part."""
+The folder is written under a temporary name and renamed when it is complete, so it never exists incomplete under its name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""GPTQ (Frantar et al. 2022): rounds columns one by one and compensates each error in the remaining columns, by the correlation
-of the layer's inputs.
+"""GPTQ (Frantar et al. 2022): rounds columns one by one. The error of a column is compensated in the remaining columns, based on
+the correlation of the layer's inputs.
 
-Scales are chosen first (static groups), so columns can be rounded in any order, largest inputs first, and are stored in
-their original order."""
+Scales are chosen first (static groups). Columns can therefore be rounded in any order, here those with the largest inputs first,
+and are stored in their original order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _DAMPING = 0.01  # share of the diagonal's mean that is added to the diagonal
 
 
 def gptq(scheme: RoundingScheme, weight: Tensor, gram: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return codes [N, K] and scales, in `dtype`, of weight [N, K] float32. gram [K, K] float32: sum of x^T x over inputs x."""
+    """Return (codes [N, K], scales) of weight [N, K] float32. gram [K, K] float32: sum of x^T x over inputs x. `dtype`: dtype of
+    scales."""
     importance = gram.diagonal().clone()
     scales = scheme.scales(weight, importance.clamp(min=float(importance.mean()) * 1e-4), dtype)
     order = importance.argsort(descending=True)
@@ -42,7 +43,7 @@ def gptq(scheme: RoundingScheme, weight: Tensor, gram: Tensor, dtype: torch.dtyp
 
 
 def _factor(gram: Tensor) -> Tensor:
-    """Return the upper Cholesky factor of the inverse of `gram`, which is damped until it has one."""
+    """Return the upper Cholesky factor of the inverse of `gram`. `gram` is damped until the factor exists."""
     damping = float(gram.diagonal().mean()) * _DAMPING or 1.0  # if all inputs were zero
     identity = torch.eye(len(gram), dtype=torch.float64)
     wide = gram.double()

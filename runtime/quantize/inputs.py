@@ -1,4 +1,4 @@
-"""Calibration inputs: for each matrix the sum of x^T x over its inputs while a model reads texts, which GPTQ needs.
+"""Calibration: computes for each matrix the sum of x^T x over its inputs x while a model reads texts. GPTQ needs these sums.
 
 The model runs in float32 and computes each text in one step."""
 
@@ -21,7 +21,8 @@ from runtime.runner.warmup import prompts
 
 
 class WatchedLinear(ops.LinearWeight):
-    """Linear layer for calibration. `gram` [K, K] float32: the sum of x^T x over its inputs x inside `watching`, else None."""
+    """Linear layer for calibration. Inside `watching`, `gram` [K, K] float32 is the sum of x^T x over its inputs x; otherwise it is
+    None."""
 
     def __init__(self, weight: ops.LinearWeight) -> None:
         self.out_features, self.in_features, self.nbytes = weight.out_features, weight.in_features, weight.nbytes
@@ -41,14 +42,14 @@ class WatchedLinear(ops.LinearWeight):
 
 
 def watched(weights: Weights, names: Iterable[str]) -> tuple[Weights, dict[str, WatchedLinear]]:
-    """Return the weights with the named linear layers replaced by `WatchedLinear`, and these layers by name."""
+    """Return (`weights` with the named linear layers replaced by `WatchedLinear`, these layers by name)."""
     found = {name: WatchedLinear(weights.linears[name]) for name in names}
     return weights._replace(linears={**weights.linears, **found}), found
 
 
 @contextmanager
 def watching(linears: Mapping[str, WatchedLinear]) -> Iterator[None]:
-    """Accumulate `gram` of the layers inside the block, and drop it at the end."""
+    """Context manager in which the layers accumulate their `gram`. At its end `gram` is dropped."""
     for linear in linears.values():
         linear.gram = torch.zeros(linear.in_features, linear.in_features)
     try:
@@ -60,8 +61,8 @@ def watching(linears: Mapping[str, WatchedLinear]) -> Iterator[None]:
 
 @torch.inference_mode()
 def read_text(decoder: Decoder, ids: Sequence[int], kv_cache_dtype: str | None = None) -> Tensor:
-    """Return logits [T, V] of a text's tokens, computed in one step by a model on a CPU. `kv_cache_dtype`: as the option, by
-    default that of the activations."""
+    """Return the logits [T, V] of a text, computed in one step on a CPU. `kv_cache_dtype`: value of the option; by default the
+    dtype of activations."""
     kinds = tuple(kind.with_dtype(CACHE_TYPES[kv_cache_dtype or decoder.dtype]) for kind in decoder.spec.memory_kinds())
     layout, count = KVLayout.of(kinds), len(ids)
     num_blocks = layout.max_blocks(count + 1, count + 1)

@@ -1,8 +1,8 @@
-"""Quantisation of a model's files to a new folder: which matrices are quantised, by which scheme, and the written files.
+"""Quantisation of a model's files to a new folder: selects the matrices, quantises them, and writes the files.
 
-Matrices of layers and experts are quantised. The embedding, head, routers, norms and matrices that no group size fits stay
-unquantised. With calibration texts, GPTQ quantises some layers at a time, with inputs from the already quantised layers
-before them. Experts are quantised without calibration, since they get different tokens."""
+Matrices of layers and experts are quantised. The embedding, head, routers and norms are not, nor are matrices whose columns no
+group size divides. With calibration texts, GPTQ quantises a few layers at a time; their inputs are computed by the already
+quantised layers before them. Experts are quantised without calibration, since they get different tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A stored matrix to quantise. `linear`: the layer with the same inputs; None for an expert."""
+    """Matrix of the checkpoint that is quantised. `linear`: name of the linear layer that contains it; None for an expert."""
 
     name: str
     linear: str | None
@@ -61,7 +61,8 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Result of a quantisation. `lost`: relative error of every quantised matrix, by name."""
+    """Result of a quantisation. `left`: names of layers that are not quantised. `lost`: relative error of each quantised matrix, by
+    name."""
 
     num_quantised: int
     left: tuple[str, ...]
@@ -83,10 +84,10 @@ def quantize(
     files: ModelFiles, out: Path, scheme_name: str, texts: Sequence[Sequence[int]], report: Report,
     shard_bytes: int = SHARD_BYTES, gram_bytes: int = GRAM_BYTES,
 ) -> Quantised:  # fmt: skip
-    """Write the quantised model to the new folder `out`. `texts`: token ids for calibration; if empty, matrices are only
-    rounded.
+    """Quantise a model and write it to the new folder `out`. `texts`: token ids of calibration texts; without texts, matrices are
+    only rounded.
 
-    Raises WeightsError, and UnsupportedModel for architectures without native support."""
+    Raises WeightsError, and UnsupportedModel for architectures that our own decoder does not support."""
     scheme, spec = SCHEMES[scheme_name], spec_from_config(files.config)
     with ModelFolder(out, shard_bytes) as folder:
         with files.open_tensors("auto", {}, 0) as source:
@@ -152,7 +153,7 @@ def _by_rows(load: ReadPlan) -> bool:
 
 
 def _left(source: TensorSource, targets: Mapping[str, StoredMatrix]) -> Iterator[str]:
-    """Yield the layers that are not quantised; the head is always included, as it may be the embedding."""
+    """Yield the names of layers that are not quantised. The head is always among them, since it may be the embedding."""
     yield "lm_head"
     for name, shape in source.shapes.items():
         layer = name.removesuffix(".weight")
@@ -173,7 +174,8 @@ def _model_dtype(config: Mapping[str, Any]) -> str:
 def _numbers(
     source: TensorSource, targets: Mapping[str, StoredMatrix], dtype: str, report: Report
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every stored tensor by layer: targets in float32, other quantised tensors in `dtype`, plain tensors unchanged."""
+    """Yield (name, values) of every stored tensor, layer by layer. Matrices to quantise are float32, other quantised tensors have
+    `dtype`, and plain tensors are unchanged."""
     names = sorted(source.shapes, key=_in_order)
     storage = {name: "float32" if name in targets else _FLOATS.get(source.types[name], dtype) for name in names}
     shapes = {name: source.shapes[name] or (1,) for name in names}
@@ -233,7 +235,8 @@ def _calibrated(
 
 
 def _some_layers(linears: Mapping[str, WatchedLinear], gram_bytes: int) -> Iterator[dict[str, WatchedLinear]]:
-    """Yield batches of linear layers by the size of their `gram`. Each layer of the model is in one batch."""
+    """Yield groups of linear layers, by name, whose `gram` matrices fit in `gram_bytes` together. A layer of the model is never
+    divided."""
     layers: dict[str, dict[str, WatchedLinear]] = {}
     for name, linear in linears.items():
         found = re.match(r"(.*?\.\d+)\.", name)
@@ -255,7 +258,8 @@ def _rounded_layer(
     decoder: Decoder, source: TensorSource, load: ReadPlan, gram: Tensor, scheme: RoundingScheme,
     targets: Mapping[str, StoredMatrix], dtype: torch.dtype,
 ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
-    """Return the quantised matrices of a linear layer, and replace its weights in `decoder` by them."""
+    """Return (codes, scales) of the matrices of a linear layer, by name. Replace the layer's weights in `decoder` by the quantised
+    ones."""
     found, parts = {}, []
     for shard in load.shards:
         alone = ReadPlan(Parameter(shard.name, shard.shape), (Shard(shard.name, 0, shard.shape),))

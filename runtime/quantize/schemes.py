@@ -1,8 +1,9 @@
-"""Schemes of quantised matrices: the grid of representable numbers, their scales, and the tensors and config section in
-compressed-tensors format.
+"""Quantisation schemes: the representable numbers, the choice of scales, and the tensors and config section in compressed-tensors
+format.
 
-Weights are symmetric: codes times a scale, for each row (fp8, w8a8) or each group of columns of a row (w4a16). With eight
-bits a server quantises activations too, each token by its own largest value, which needs nothing in the files."""
+Weights are symmetric: a code times a scale. There is a scale for each row (fp8, w8a8) or for each group of columns of a row
+(w4a16). With 8-bit weights a server also quantises activations, each token by its own largest value. This needs nothing in the
+files."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _IN_CACHE = 1 << 17  # numbers per piece that stays in the cache
 
 
 class RoundingScheme(ABC):
-    """Scheme of rounding. `scales` and `codes` take rows [N, K] float32 and a block of their columns; `codes` are float32
-    grid values."""
+    """Quantisation scheme. `scales` and `codes` read rows [N, K] float32 of a matrix and some of its columns. `codes` returns
+    float32."""
 
     name: ClassVar[str]
     format: ClassVar[str]
@@ -35,19 +36,21 @@ class RoundingScheme(ABC):
 
     @abstractmethod
     def scales(self, weight: Tensor, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return scales [N, K / group], representable in `dtype`, of weight [N, K]. importance [K]: of its columns."""
+        """Return scales [N, K / group] of weight [N, K]; `dtype` can represent them. importance [K]: weight of each column's
+        error."""
 
     @abstractmethod
     def codes(self, scaled: Tensor) -> Tensor:
-        """Round values in units of their scales to the nearest numbers of the grid."""
+        """Round values, which are divided by their scales, to the nearest codes."""
 
     @abstractmethod
     def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the file's tensors of a matrix by name suffix. Plain scales have type `dtype`."""
+        """Return the tensors that the file stores for a matrix, by name suffix. Scales are stored in `dtype`."""
 
     @abstractmethod
     def section(self, group: int) -> dict[str, Any]:
-        """Return compressed-tensors' description of the weights of a group of layers."""
+        """Return the description of the weights in compressed-tensors' config section. `group`: number of columns that share a
+        scale."""
 
     def rounded(self, weight: Tensor, scales: Tensor) -> Tensor:
         """Return the codes [N, K] of a whole weight [N, K]."""
@@ -60,14 +63,13 @@ def spread(scales: Tensor, num_columns: int) -> Tensor:
 
 
 def _safe(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return scales as the file stores them; 1 for rows of zeros."""
     kept = scales.to(dtype).float()
     return kept.where((kept > 0) & kept.isfinite(), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class W4A16(RoundingScheme):
-    """Scheme with four bits, -8 to 7, in groups of columns, and unquantised activations."""
+    """Scheme with 4-bit codes from -8 to 7, a scale for each group of columns, and unquantised activations."""
 
     name = "w4a16"
     format = "pack-quantized"
@@ -77,7 +79,8 @@ class W4A16(RoundingScheme):
         return next((size for size in GROUPS if num_columns % size == 0), None)
 
     def scales(self, weight: Tensor, importance: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return the scales with the least squared error among several candidates. The largest number may be clipped."""
+        """Return for each group the scale with the least squared error among several candidates. The largest number may be
+        clipped."""
         group = self.group(weight.shape[1])
         assert group is not None, "such a matrix is not quantised"
         rows = max(1, _IN_CACHE // weight.shape[1])
@@ -102,7 +105,7 @@ class W4A16(RoundingScheme):
         return scaled.round().clamp_(-8, 7)
 
     def tensors(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the file's tensors: eight codes per word, each plus 8, the first in the lowest bits."""
+        """Return the tensors that the file stores. A word has eight codes, each plus 8, the first one in the lowest bits."""
         places = (codes + 8).to(torch.int64).reshape(len(codes), -1, 8) << torch.arange(0, 32, 4)
         words = places.sum(2)
         return {
@@ -116,7 +119,7 @@ class W4A16(RoundingScheme):
 
 
 class _ByRow(RoundingScheme):
-    """Base of schemes with a scale for each row, which maps its largest value to the largest of the grid."""
+    """Base of schemes with a scale for each row, which maps the row's largest value to the largest code."""
 
     __slots__ = ()
     largest: ClassVar[float]
@@ -133,7 +136,7 @@ class _ByRow(RoundingScheme):
 
 
 class Fp8Rounding(_ByRow):
-    """Scheme with E4M3 numbers: three bits of mantissa, at most 448."""
+    """Scheme with 8-bit floats (E4M3: three bits of mantissa, at most 448)."""
 
     __slots__ = ()
     name = "fp8"
@@ -149,7 +152,7 @@ class Fp8Rounding(_ByRow):
 
 
 class W8A8(_ByRow):
-    """Scheme with integers from -127 to 127."""
+    """Scheme with 8-bit integers from -127 to 127."""
 
     __slots__ = ()
     name = "w8a8"
@@ -172,8 +175,9 @@ SCHEMES: dict[str, RoundingScheme] = {each.name: each for each in (W4A16(), Fp8R
 
 
 def quantization_config(scheme: RoundingScheme, groups: dict[int, list[str]], ignored: list[str]) -> dict[str, Any]:
-    """Return the config's section. `groups`: layer names by group size. `ignored`: layers that are not quantised. If all
-    layers are quantised alike, they are named by their class, because readers may look that up first."""
+    """Return the config's section `quantization_config`. `groups`: layer names by group size. `ignored`: layers that are not
+    quantised. If all quantised layers have the same group size, the section names their class, because some readers require
+    that."""
     activations = None
     if scheme.dynamic:
         kind = "float" if scheme.name == "fp8" else "int"

@@ -1,1 +1,1 @@
-"""Sampling: converts logits to token ids, in ordered stages and one random draw."""
+"""Sampling: converts logits to token ids, by several stages in order and one random draw."""

@@ -1,4 +1,5 @@
-"""Allowed tokens: restricts all samples of a sequence to a set of tokens. Matchers use separate masks in each step."""
+"""Sampling stage that restricts all samples of a sequence to a set of tokens. Grammars use other masks, which differ in each
+step."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Sampling of one token: temperature, min-p, top-k and top-p in this order, each applied to the last result, then a random
-draw.
+"""Random draw of one token: temperature, min-p, top-k and top-p in this order, each applied to the result of the previous one, then
+the draw.
 
-Randomness is a hash of (seed, position, token id) only, and each logits row is independent, so a request draws the same
-tokens alone and in any batch. Greedy rows take the largest logit. A filter keeps or drops equal logits together, so their
-order in the vocabulary has no effect."""
+The random number is a hash of (seed, position, token id), and each logits row is independent. A request therefore draws the same
+tokens alone and in any batch. Greedy rows take the largest logit. A filter keeps or drops equal logits together, so their order in
+the vocabulary has no effect."""
 
 from __future__ import annotations
 

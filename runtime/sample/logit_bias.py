@@ -1,4 +1,4 @@
-"""Logit bias: a constant added to chosen tokens."""
+"""Sampling stage that adds a constant to the logits of chosen tokens (`logit_bias`)."""
 
 from __future__ import annotations
 

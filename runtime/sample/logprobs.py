@@ -1,6 +1,6 @@
-"""Log-probabilities of sampled tokens, for rows that request them, computed on the step's device.
+"""Log-probabilities of sampled tokens, for rows that request them, computed on the device.
 
-They are the model's own, so they are computed from the raw logits, before the sampler changes them."""
+They are the model's own probabilities: they are computed from the raw logits, before the sampler changes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from runtime.batch import RowBinding, ScheduledRow
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Statistics of n tokens: `own` [n, 2] float32, log-probability and rank; `top` [n, k] float32 and `top_ids` [n, k]
-    int64: the k most likely tokens."""
+    """Log-probabilities of n tokens. own [n, 2] float32: log-probability and rank of the token itself. top [n, k] float32, top_ids
+    [n, k] int64: log-probabilities and ids of the k most likely tokens."""
 
     own: Tensor
     top: Tensor
@@ -26,7 +26,8 @@ class TokenStats:
 
     @classmethod
     def of(cls, logits: Tensor, ids: Tensor, count: int, token_ids: Tensor | None = None) -> TokenStats:
-        """Return statistics of ids [n] int64 in logits [n, V]: of `count` most likely tokens, then of `token_ids` [n, m]."""
+        """Return statistics of ids [n] int64 in logits [n, V]. `top` has the `count` most likely tokens, followed by `token_ids`
+        [n, m]."""
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         own = logprobs.gather(1, ids[:, None])
         # Compared into floats: on a CPU summing booleans takes five times as long.
@@ -42,12 +43,12 @@ class TokenStats:
         return cls(*(torch.cat(parts) for parts in zip(*((p.own, p.top, p.top_ids) for p in pieces), strict=True)))
 
     def to_host(self) -> TokenStats:
-        """Return a copy that is being transferred to the host. Read it after the work enqueued so far has run."""
+        """Return a copy whose transfer to the host is enqueued. Read the copy only after the work enqueued so far has completed."""
         return TokenStats(to_host(self.own), to_host(self.top), to_host(self.top_ids))
 
     def read(self, shown: Sequence[slice]) -> list[TokenLogprobs]:
-        """Return log-probabilities as Python values. `shown` selects the top-k entries of each token. The tensors must be
-        computed."""
+        """Return the statistics of each token as Python values. `shown`: for each token, which of its top-k entries are returned.
+        The tensors must be on the host."""
         own, top, top_ids = self.own.tolist(), self.top.tolist(), self.top_ids.tolist()
         return [
             TokenLogprobs(own[i][0], int(own[i][1]), tuple(zip(top_ids[i][which], top[i][which], strict=True)))
@@ -57,8 +58,8 @@ class TokenStats:
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Log-probabilities of tokens sampled in a step. `rows` and `shown`: row of each token, and its requested statistics.
-    Tokens of a row are contiguous and in order."""
+    """Log-probabilities of the tokens sampled in a step. For each token, `rows` has its row, and `shown` its requested top-k
+    entries. Tokens of a row are contiguous and in order."""
 
     rows: tuple[int, ...]
     shown: tuple[slice, ...]
@@ -68,7 +69,7 @@ class StepLogprobs:
         return StepLogprobs(self.rows, self.shown, self.stats.to_host())
 
     def by_row(self) -> dict[int, list[TokenLogprobs]]:
-        """Return log-probabilities by row. The tensors must be computed."""
+        """Return the log-probabilities of each row's tokens, by row number. The tensors must be on the host."""
         found: dict[int, list[TokenLogprobs]] = {}
         for row, entry in zip(self.rows, self.stats.read(self.shown), strict=True):
             found.setdefault(row, []).append(entry)
@@ -76,7 +77,7 @@ class StepLogprobs:
 
 
 class LogprobsState:
-    """Rows that requested log-probabilities: the number of top tokens, or their ids."""
+    """Requests for log-probabilities, by row: the number of top tokens, or their ids."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -90,9 +91,9 @@ class LogprobsState:
     def compute(
         self, logits: Tensor, ids: Tensor, rows: Sequence[ScheduledRow], starts: Sequence[int], stops: Sequence[int]
     ) -> StepLogprobs | None:
-        """Return log-probabilities of ids [S] int64, sampled from logits [S, V], or None if no row requests them.
+        """Return the log-probabilities of ids [S] int64, sampled from logits [S, V]; None if no row requested them.
 
-        `starts`, `stops`: range of logits rows of each of `rows`. Without requests the cost is one check per row."""
+        `starts`, `stops`: range of logits rows of each row in `rows`. Without requests the cost is one check per row."""
         if not self._by_row:
             return None
         asked = [index for index, row in enumerate(rows) if row.row in self._by_row and row.samples]

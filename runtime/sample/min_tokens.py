@@ -1,4 +1,4 @@
-"""Minimum length: tokens that end the sequence are banned until `min_tokens` tokens are sampled."""
+"""Sampling stage for `min_tokens`: bans tokens that end the sequence until the minimum number of tokens is sampled."""
 
 from __future__ import annotations
 

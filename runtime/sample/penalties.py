@@ -1,8 +1,8 @@
-"""Presence, frequency and repetition penalties.
+"""Sampling stage for presence, frequency and repetition penalties.
 
-Presence and frequency (OpenAI): subtract `presence` once and `frequency` per occurrence, for tokens of the output.
-Repetition (Keskar et al. 2019, CTRL): divide positive logits, multiply negative ones, for tokens of prompt and output. The
-op counts the tokens that it samples; a count stops at 32767."""
+Presence and frequency (OpenAI): for tokens of the output, subtract `presence` once and `frequency` per occurrence. Repetition
+(Keskar et al. 2019, CTRL): for tokens of prompt and output, divide positive logits and multiply negative ones. `ops.sample` counts
+the tokens that it samples; a count stops at 32767."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from runtime.sample.stage import Record
 
 class Penalties:
     def __init__(self, counts: torch.Tensor) -> None:
-        """Create the stage. counts [R, V] int16: written only for rows with penalties, since rows are long."""
+        """Create the stage. counts [R, V] int16: occurrences of each token. Only rows with penalties are written, since rows are
+        long."""
         self._counts = counts
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:

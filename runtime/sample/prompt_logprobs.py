@@ -1,7 +1,7 @@
-"""Log-probabilities of prompt tokens, given the tokens before them.
+"""Log-probabilities of prompt tokens, each given the tokens before it.
 
-A decode needs the logits of one token; these need the logits of nearly all. Long prompts are computed and reduced in slices,
-so the memory does not grow with the prompt."""
+They need the logits of nearly all prompt tokens. Long prompts are computed in slices, so the memory does not grow with the
+prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLICE_BYTES = 32 << 20  # maximum size of float32 logits in memory
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of all tokens of `spans`, concatenated. Each span belongs to the entry of `rows` at its index."""
+    """Log-probabilities of the tokens of several `spans`, concatenated. `rows`: row of each span."""
 
     rows: tuple[int, ...]
     spans: tuple[PromptLogprobsSpan, ...]
@@ -32,9 +32,9 @@ class PromptLogprobs:
     def compute(
         cls, rows: Sequence[ScheduledRow], vocab_size: int, device: torch.device, logits_of: Callable[[Tensor], Tensor]
     ) -> PromptLogprobs | None:
-        """Compute the log-probabilities that `rows` requested; None if no row did.
+        """Return the log-probabilities that `rows` requested; None if no row requested any.
 
-        `rows` are in the order of the step's tokens. `logits_of` maps token indices [n] int64 to logits [n, vocab_size]."""
+        `rows` are in the order of the step's tokens. `logits_of` returns logits [n, vocab_size] of token indices [n] int64."""
         wanted = [(index, row.prompt_logprobs) for index, row in enumerate(rows) if row.prompt_logprobs is not None]
         if not wanted:
             return None
@@ -58,7 +58,8 @@ class PromptLogprobs:
         return PromptLogprobs(self.rows, self.spans, self.stats.to_host())
 
     def by_row(self) -> dict[int, list[TokenLogprobs] | None]:
-        """Return log-probabilities by row; None for a row whose logits were not finite. The tensors must be computed."""
+        """Return the log-probabilities of each row's tokens, by row number; None if its logits were not finite. The tensors must be
+        on the host."""
         found = self.stats.read([slice(span.count) for span in self.spans for _ in span.token_ids])
         by_row: dict[int, list[TokenLogprobs] | None] = {}
         for row, span in zip(self.rows, self.spans, strict=True):

@@ -1,6 +1,6 @@
-"""Sampler: per-row parameters of all stages in device tables, and the operation that samples with them.
+"""Sampler: sampling parameters of all rows in device tables, and the operation that samples with them.
 
-After `bind` sampling needs nothing from the host, so `sample` can be captured and replayed for any rows."""
+After `bind`, sampling needs no data from the host. A captured graph that contains `sample` therefore works for any rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Sampler:
         self, vocab_size: int, eos_token_ids: frozenset[int], max_num_seqs: int, device: torch.device,
         synthetic: SyntheticAcceptance | None = None, *, transcribes: bool = False,
     ) -> None:  # fmt: skip
-        """Allocate the sampling tables. `synthetic`: accepts draft tokens at random, for measurements. `transcribes`: rows
-        may have TranscriptRules."""
+        """Allocate the sampling tables. `synthetic`: accepts draft tokens at random, for measurements. `transcribes`: rows may have
+        TranscriptRules."""
         self._synthetic = synthetic
         self._transcripts = Transcripts(vocab_size, max_num_seqs, device) if transcribes else None
         max_bans = MAX_STOP_TOKEN_IDS + len(eos_token_ids)
@@ -49,7 +49,8 @@ class Sampler:
         return self._tables.nbytes + (0 if self._transcripts is None else self._transcripts.nbytes)
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        """Write the sampling parameters of the new sequence of `row`. Enqueued on the current stream, before its first use.
+        """Write the sampling parameters of the new sequence of `row` to the tables, on the current stream. Called before the row's
+        first sample.
 
         Raises ValueError if a list is longer than its table."""
         record = Record()
@@ -61,11 +62,11 @@ class Sampler:
         self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor,
         drafts: Drafts | None = None, masks: Masks | None = None,
     ) -> Tensor:  # fmt: skip
-        """Sample ids [S] int64 from logits [S, V]; NOT_FINITE if a logits row has NaN, +inf or no value above -inf.
+        """Sample ids [S] int64 from logits [S, V]. The id is NOT_FINITE if a logits row has NaN, +inf or no value above -inf.
 
-        sample_rows [S] int32: row of each logits row; -1: not sampled, id undefined. sample_positions [S] int64: index of
-        the sampled token. Only rows with `drafts` have several logits rows. last_ids [max_num_seqs] int64: set to the last
-        accepted id of each sampled row, 0 for NOT_FINITE. `masks`: masks of rows with matchers; no other row is then
+        sample_rows [S] int32: row of each logits row; -1: not sampled, the id is undefined. sample_positions [S] int64: index of
+        the sampled token in its sequence. Only rows with `drafts` have several logits rows. last_ids [max_num_seqs] int64: set to
+        the last accepted id of each sampled row, 0 for NOT_FINITE. `masks`: masks of rows with grammars; no other row is then
         sampled."""
         if self._synthetic is not None and drafts is not None:
             self._synthetic.decide(logits, sample_positions, drafts)
@@ -77,12 +78,13 @@ class Sampler:
         return ids
 
     def guessing(self) -> GuessSampler:
-        """Return a sampler for a draft model, with the current tables."""
+        """Return a sampler for a draft model, with a copy of the current tables."""
         return GuessSampler(self._tables)
 
 
 class GuessSampler:
-    """Sampler of draft tokens from other logits, with the rows' parameters and noise. It does not count, so it has no penalties."""
+    """Sampler of draft tokens from a draft model's logits, with the rows' parameters and noise. It has no penalties, since it
+    counts no tokens."""
 
     def __init__(self, tables: SamplingTables) -> None:
         records = tables.records.clone()
@@ -91,5 +93,6 @@ class GuessSampler:
         self._last_ids = records.new_empty(len(records), dtype=torch.int64)
 
     def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return ids [B] int64 sampled from logits [B, V], 0 if unusable. rows [B] int32, positions [B] int64: see `Sampler`."""
+        """Return ids [B] int64 sampled from logits [B, V]; 0 for unusable logits. rows [B] int32, positions [B] int64: see
+        `Sampler.sample`."""
         return ops.sample(logits, rows, positions, self._last_ids, self._tables).clamp(min=0)

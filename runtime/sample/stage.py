@@ -1,7 +1,7 @@
-"""Sampler stage: one sampling feature with its per-row state in the tables. A new sampling feature is a new stage.
+"""Interface of sampling stages. A stage is one sampling feature, such as penalties, with its parameters of each row in tables.
 
-The kernels of `ops.sample` execute the stages; a stage writes a row's parameters. Earlier steps may still read the table, so
-a stage writes in stream order, through `transfer.upload`, and only to the row of a new sequence."""
+A stage writes a row's parameters; kernels of `ops.sample` apply them. Earlier steps may still read the tables. A stage therefore
+writes in stream order, through `transfer.upload`, and only to the row of a new sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from runtime.batch import RowBinding
 
 
 class Record:
-    """A row's record under construction: see ops/sampling/tables.py for its words. All zero means greedy sampling."""
+    """Record of a row's sampling parameters, before it is written to the device. Its words are described in ops/sampling/tables.py.
+    All zero means greedy sampling."""
 
     def __init__(self) -> None:
         self.words: NDArray[np.int32] = np.zeros(RECORD, dtype=np.int32)
@@ -24,5 +25,5 @@ class Record:
 
 class SamplerStage(Protocol):
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
-        """Write the parameters of the sequence that now has `row` to `record`, and variable-length data to the stage's table."""
+        """Write the parameters of the new sequence of `row` to `record`, and data of variable length to the stage's own table."""
         ...

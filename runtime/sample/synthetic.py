@@ -1,8 +1,8 @@
-"""Synthetic acceptance: accepts draft tokens at random, to measure the speed of speculative decoding with meaningless weights.
+"""Synthetic acceptance: accepts draft tokens at random, to measure the speed of speculative decoding with random weights.
 
-Before sampling, an accepted draft token gets the largest possible logit at its position, and a rejected one -inf. Everything
-after it (filters, sampling, counts) runs as usual, in any kernel and in captured graphs. The choice depends on the positions
-in text and step only. The generated text is meaningless."""
+Before sampling, an accepted draft token gets the largest possible logit at its position, and a rejected one -inf. Filters, sampling
+and counts then run as usual, in any kernel and in captured graphs. The choice depends only on positions in text and step. The
+generated text is meaningless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _NUM_DRAWS, _SEED = 8191, 20_260
 
 
 class SyntheticAcceptance:
-    """Accept each draft with probability `chance` if all drafts before it were accepted. For measurements."""
+    """Random acceptance of draft tokens, for measurements. A draft token is accepted with probability `chance` if all before it
+    were."""
 
     @classmethod
     def of(cls, config: SpeculativeConfig | None, device: torch.device) -> Self | None:

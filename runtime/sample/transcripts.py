@@ -1,8 +1,9 @@
-"""Transcripts: suppressed tokens and the rules of timestamps (Whisper, Radford et al. 2022), of rows with TranscriptRules.
+"""Sampling stage of rows with TranscriptRules: suppressed tokens and timestamp rules (Whisper, Radford et al. 2022).
 
-Timestamps come in pairs, never decrease, and begin the text. Where all of them together are likelier than any word, one is drawn.
-The last rule reads the logits, so this stage changes them before the draw; log-probabilities are read from what it leaves.
-Everything that it needs of a row's past is a table of the device, which each draw advances: a captured graph holds it too."""
+Timestamps come in pairs, never decrease, and begin the text. If all timestamps together are likelier than any text token, a
+timestamp is drawn. This rule reads the logits, so the stage changes them before the draw, and log-probabilities are computed from
+the changed logits. The earlier tokens of a row that the rules need are in a device table, which each draw updates, so captured
+graphs can contain the stage."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ FACTS = 7
 
 
 class Transcripts:
-    """A Stage. Drafts are not supported: a row has one logits row a step."""
+    """Sampling stage for transcripts. Draft tokens are not supported: a row has one logits row per step."""
 
     def __init__(self, vocab_size: int, max_num_seqs: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -44,11 +45,12 @@ class Transcripts:
 
     @property
     def nbytes(self) -> int:
-        """Device memory of the tables, bytes."""
+        """Device memory of the tables, in bytes."""
         return sum(t.nbytes for t in (self._facts, self._suppressed, self._first_suppressed, self._vocabulary))
 
     def bind(self, row: int, binding: RowBinding, record: Record) -> None:
-        """Raises ValueError for more suppressed ids than the tables hold, or too many between text and timestamps."""
+        """Write the rules of the new sequence of `row`. Raises ValueError if it suppresses more ids than the tables hold, or if
+        there are too many ids between text and timestamps."""
         rules, facts = binding.params.transcript, np.full(FACTS, -1, dtype=np.int64)
         if rules is not None:
             begin = self._vocab_size if rules.timestamp_begin is None else rules.timestamp_begin
@@ -70,7 +72,7 @@ class Transcripts:
         upload(self._facts[row], facts)
 
     def apply(self, logits: Tensor, sample_rows: Tensor, sample_positions: Tensor) -> None:
-        """logits [L, V], changed in place; sample_rows [L] int32, sample_positions [L] int64 as in `Sampler.sample`."""
+        """Apply the rules to logits [L, V] in place. sample_rows [L] int32, sample_positions [L] int64: see `Sampler.sample`."""
         rows = self._rows(sample_rows)
         facts = self._facts[rows]
         has_rules = facts[:, FIRST_POSITION] >= 0
@@ -104,7 +106,7 @@ class Transcripts:
         logits.scatter_(1, ids, torch.where(is_stamp | ~must_stamp[:, None], kept, -torch.inf))
 
     def advance(self, sample_rows: Tensor, ids: Tensor) -> None:
-        """Note what rows have drawn: ids [L] int64 of sample_rows [L] int32."""
+        """Update the tables with the drawn token ids [L] int64 of sample_rows [L] int32."""
         rows = self._rows(sample_rows)
         facts = self._facts[rows]
         is_stamp = ids >= facts[:, TIMESTAMP_BEGIN]
@@ -119,7 +121,7 @@ class Transcripts:
 
 
 def _suppress(logits: Tensor, ids: Tensor, where: Tensor) -> None:
-    """Make `ids` [L, N], -1 for none, impossible in the rows of `logits` [L, V] that `where` [L] names."""
+    """Set logits [L, V] of token ids [L, N] to -inf in the rows where `where` [L] is true. An id of -1 means none."""
     places = ids.clamp(min=0)
     logits.scatter_(1, places, logits.gather(1, places).masked_fill(where[:, None] & (ids >= 0), -torch.inf))
 
@@ -129,7 +131,8 @@ def _minus_infinity(where: Tensor, like: Tensor) -> Tensor:
 
 
 def _filled(ids: frozenset[int], room: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return `ids`, repeated to fill `room` places: duplicates change nothing; -1 where there are none. Raises ValueError."""
+    """Return an array of `room` ids: `ids`, repeated as often as needed, since duplicates have no effect; -1 if there are none.
+    Raises ValueError if there are more."""
     if len(ids) > room:
         raise ValueError(f"{len(ids)} suppressed tokens; the maximum is {room}")
     return np.resize(np.array(sorted(ids) or [-1], dtype=np.int64), room)

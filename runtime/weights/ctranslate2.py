@@ -186,7 +186,6 @@ class CTranslate2Checkpoint:
         return rows.variable.nbytes * rows.shape[0] // max(1, rows.variable.shape[0])
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Read the values of rows, see `stream.TensorReader`."""
         rows = self._rows[name]
         first = rows.first + start
         values = self._file.read(rows.variable, first, first + len(out))
@@ -201,7 +200,6 @@ class CTranslate2Checkpoint:
             store(values.astype(np.float32), out)
 
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
-        """Return codes of eight bits, with the scale of each row, see `stream.TensorReader`."""
         rows = self._rows[name]
         first, last = rows.first + start, rows.first + stop
         codes = self._file.read(rows.variable, first, last).reshape(stop - start, -1).view(np.uint8)
@@ -211,11 +209,9 @@ class CTranslate2Checkpoint:
         return {"weight": codes, "scales": scales.reshape(-1, 1).view(np.uint8)}
 
     def whole(self, name: str) -> bool:
-        """Return False: rows can be read separately."""
         return False
 
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Return columns of stored rows, see `stream.TensorReader`."""
         return {**arrays, "weight": arrays["weight"][:, slice(*span)]}
 
     def _scale(self, scale: _Variable, first: int, count: int) -> Array:

@@ -73,7 +73,6 @@ class GgufCheckpoint:
         return self._tensors[name].nbytes if heads is None else heads.keys.nbytes + heads.values.nbytes
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Read the values of rows, see `stream.TensorReader`."""
         if (heads := self._latent_heads.get(name)) is not None:
             store(self._decompressing(heads, start, start + len(out)), out)
             return
@@ -87,15 +86,12 @@ class GgufCheckpoint:
             store(values, out)
 
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
-        """Return rows of blocks, see `stream.TensorReader`."""
         return {"weight": self._raw_rows(name, start, stop)}
 
     def whole(self, name: str) -> bool:
-        """Return False: rows can be read separately."""
         return False
 
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Return columns of stored rows, see `stream.TensorReader`."""
         return {"weight": block_columns(arrays["weight"], FORMATS[self.types[name]], span)}
 
     def _decompressing(self, heads: _LatentHeads, start: int, stop: int) -> Floats:

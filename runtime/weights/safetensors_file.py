@@ -107,7 +107,6 @@ class SafetensorsCheckpoint:
         )
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Read rows, see `stream.TensorReader`. A scalar is one row."""
         if (quantised := self._quantised.get(name)) is not None:
             values = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
             quantised.written.decode(self._raw(quantised, Span(start, start + len(out))), values, start)
@@ -132,18 +131,15 @@ class SafetensorsCheckpoint:
             store(values, out)
 
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
-        """Return rows in the kernels' layout, see `stream.TensorReader`."""
         if (quantised := self._quantised.get(name)) is not None:
             span = Span(start, stop)
             return quantised.written.stored_form(self._raw(quantised, span), span)
         return {"weight": self._bytes(self._tensors[name], Span(start, stop))}
 
     def whole(self, name: str) -> bool:
-        """Return whether a weight's rows cannot be read separately, see `stream.TensorReader`."""
         return name in self._quantised and self._quantised[name].written.whole
 
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Return columns of stored rows, see `stream.TensorReader`."""
         if (quantised := self._quantised.get(name)) is None:
             raise WeightsError(f"{name}: columns of weights in {self.types[name]} cannot be divided")
         try:

@@ -151,7 +151,6 @@ class TensorStream:
         self, loads: Sequence[ReadPlan], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
         destinations: Destinations | None = None,
     ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
-        """Yield parameters and values, see `rules.TensorSource`. Progress counts stored bytes."""
         total = sum(self._stored_bytes(shard) for load in loads for shard in load.shards)
         done = ahead = 0
         waiting: deque[_InFlight | _PlacedInFlight | _StoredInFlight] = deque()

@@ -150,7 +150,6 @@ class LoraExperts(ops.ExpertWeights):
         return self._weights.mix(x, logits, routing, e_score_correction_bias, plus, self if is_changed else None)
 
     def shares(self, half: Half) -> ExpertShares:
-        """Return the adapters of a half's experts, see `Beside`."""
         assert self._adapters is not None
         (_, first), (_, second) = self._slots[half, 0], self._slots.get((half, 1), self._slots[half, 0])
         assert isinstance(first, ExpertSlots)
@@ -159,7 +158,6 @@ class LoraExperts(ops.ExpertWeights):
         return ExpertShares(self._adapters.slots, *first.slots, stride)
 
     def add(self, half: Half, expert: int, x: Tensor, tokens: Tensor, out: Tensor) -> None:
-        """Add the output of an expert's adapters to `out`, see `Beside`."""
         name, slots = self._slots[half, expert]
         if self._changed.get(name):
             assert self._adapters is not None

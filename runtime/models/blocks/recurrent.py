@@ -40,7 +40,6 @@ class ShortConvBlock:
         self._conv = Convolution(f"{layer}.conv.conv", weights, silu=False)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """Return the block's output [T, H] for x [T, H], and update the convolution's state in the cache."""
         (inputs,), state_indices, attn_metadata = step.cache(self._cache_index)
         b, c, x = step.linear(x, self._into).chunk(3, dim=1)
         return step.linear(c * self._conv.forward(b * x, inputs, state_indices, attn_metadata), self._output)
@@ -61,7 +60,6 @@ class MambaBlock:
         self._norms = [] if mamba.norm is None else _norms(mamba, mamba.norm, name, weights)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """Return the block's output [T, H] for x [T, H], and update the states of convolution and scan in the cache."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         x, gate = step.linear(x, self._into).chunk(2, dim=1)
         x = self._conv.forward(x, inputs, state_indices, attn_metadata)
@@ -105,7 +103,6 @@ class Mamba2Block:
             self._multipliers = each.to(d.device)
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """Return the block's output [T, H] for x [T, H], and update the states of convolution and scan in the cache."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         into = step.linear(x, self._into)
         if self._multipliers is not None:
@@ -141,7 +138,6 @@ class GatedDeltaNetBlock:
         self._eps, self._value_size = net.norm.eps, net.value_size
 
     def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """Return the block's output [T, H] for x [T, H], and update the states of convolution and heads in the cache."""
         (inputs, states), state_indices, attn_metadata = step.cache(self._cache_index)
         qkv, gate = step.linear(x, self._into).split_with_sizes(self._sizes, dim=1)
         qkv = self._conv.forward(qkv, inputs, state_indices, attn_metadata)

@@ -113,7 +113,6 @@ class TracedStack:
         self._traced = None
 
     def forward(self, residual: Tensor, step: ForwardStep, x: Tensor | None = None) -> StackOutput:
-        """Compute all layers, see `LayerStack.forward`."""
         if self._traced is None:
             self._traced = self._stack.traced(self._kv_caches, self._hidden_size)
         return self._traced.forward(residual, step, x)

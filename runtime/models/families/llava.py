@@ -18,7 +18,6 @@ TEXTS: dict[str, Family] = {
 
 
 def _seeing(architecture: str, text: str = "llama", *modalities: str) -> Family:
-    """Return the function that reads a config of `architecture`. `text`: default model_type of its text model."""
 
     def family(config: HfConfig) -> DecoderSpec:
         return seeing(text_of_any(config, TEXTS, architecture, text), config, *modalities)

@@ -63,7 +63,6 @@ def qwen3_omni_moe(config: HfConfig) -> DecoderSpec:
 
 
 def _thinker(config: HfConfig, model_type: str) -> HfConfig:
-    """Return the thinker's config: a section of `config`, or `config` itself if it describes only the thinker."""
     thinker = config.section("thinker_config") if config.get("thinker_config") else config
     return thinker.with_defaults(model_type=model_type)
 

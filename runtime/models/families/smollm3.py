@@ -24,7 +24,6 @@ def smollm3(config: HfConfig) -> DecoderSpec:
 
 
 def _rotated(config: HfConfig) -> list[bool]:
-    """Return for each layer whether it has a rotary embedding. In `no_rope_layers`, 1 means that it has one."""
     count, listed, interval = (
         num_layers(config),
         config.get("no_rope_layers"),

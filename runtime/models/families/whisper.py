@@ -82,7 +82,6 @@ def whisper(config: HfConfig) -> DecoderSpec:
 
 
 def _numbered(num_layers: int, num_blocks: int) -> Iterator[Rule]:
-    """Yield rules that map block `b` of the checkpoint's layer `i` to layer `num_blocks * i + b` of the spec."""
     for index in range(num_layers):
         for block in range(num_blocks):
             yield rename(f"model.decoder.layers.{index}", into=f"model.layers.{num_blocks * index + block}")

@@ -57,7 +57,6 @@ def _types(config: HfConfig) -> list[str]:
 
 
 def _attention(config: HfConfig) -> Attention:
-    """Return the attention of the shared transformer, whose input is twice as wide as the hidden size."""
     num_heads, width = config.count("num_attention_heads"), 2 * config.count("hidden_size")
     if width % num_heads:
         raise UnsupportedModel(

@@ -114,8 +114,6 @@ def _eagle3(config: HfConfig, model: DecoderSpec) -> DraftHeadSpec:
 
 
 def _checked(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
-    """Return the spec of a draft head with Llama layers. Raises UnsupportedModel for other layers, or another vocabulary than
-    the model's."""
     kind = config.with_defaults(model_type="llama").get("model_type")
     if kind != "llama":
         raise UnsupportedModel(f"the draft's layers are of model_type {kind!r}; supported: llama")

@@ -37,11 +37,9 @@ class HfConfig:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Return the config as a plain mapping."""
         return self._values
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the key is present, even as null."""
         return key in self._values
 
     def get(self, key: str) -> Any:

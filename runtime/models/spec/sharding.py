@@ -107,8 +107,6 @@ def _cut(whole: Parameter, own: Parameter, rank: int, size: int) -> Cut:
 
 
 def _span(count: int, held: int, rank: int, size: int) -> Span:
-    """Return the part of device `rank`: `held` of `count` items. If there are fewer parts than devices, adjacent devices have
-    the same one."""
     start = rank * (count // held) // size * held
     return Span(start, start + held)
 
@@ -278,7 +276,6 @@ def _plain_or_gated(mlp: GatedMLP | PlainMLP, size: int) -> GatedMLP | PlainMLP:
 
 
 def _by_heads(attention: Attention) -> bool:
-    """Return whether each head can be computed separately: no gate in q's matrix, no ALiBi slopes, no norm over all heads."""
     over_all = attention.qk_norm is not None and attention.qk_norm.over is NormScope.ALL_HEADS
     return not attention.output_gate and attention.alibi is None and not over_all
 

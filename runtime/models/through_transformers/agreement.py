@@ -1,10 +1,9 @@
-"""Agreement check at start-up: compares a model as computed here with the same modules computed by transformers on a few
-tokens.
+"""Check at start-up that a model run through transformers agrees with transformers' own computation on a few tokens.
 
-Tracing shows how attention is called. It cannot show whether tokens interact elsewhere, or whether positions are used as given,
-so outputs are compared. A model whose outputs differ is rejected, even if its architecture has not been tested before.
+Tracing shows how attention is called. It cannot show whether tokens interact elsewhere, or whether positions are used as given.
+Outputs are therefore compared, and a model whose outputs differ is rejected.
 
-Both sides use the same rounded weights, so the remaining difference is arithmetic in the dtype of activations."""
+Both sides use the same rounded weights, so the remaining difference is rounding in the dtype of activations."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ def probe_ids(vocab_size: int) -> list[int]:
 
 @torch.inference_mode()
 def check_agreement(model: TransformersModel, expected: Tensor) -> None:
-    """Check the model against `expected` [NUM_TOKENS, V]: transformers' logits for `probe_ids`.
+    """Compare the model's logits with `expected` [NUM_TOKENS, V], transformers' logits for `probe_ids`.
 
-    Raises UnsupportedModel."""
+    Raises UnsupportedModel if they differ."""
     ours = _logits_in_pieces(model, probe_ids(model.spec.vocab_size))
     expected = expected.float()
     errors = (ours.float() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)
@@ -47,7 +46,7 @@ def check_agreement(model: TransformersModel, expected: Tensor) -> None:
 
 
 def _logits_in_pieces(model: TransformersModel, ids: Sequence[int]) -> Tensor:
-    """Return logits [NUM_TOKENS, V], computed in several steps, with another sequence in each step."""
+    """Return logits [NUM_TOKENS, V] of `ids`, computed in several steps. Each step also contains another sequence."""
     assert NUM_TOKENS <= BLOCK_SIZE
     device = torch.device(model.device)
 

@@ -1,8 +1,8 @@
-"""Description of a model that transformers builds from a config, and of its attention.
+"""Description of a model, and of its attention, by transformers' code.
 
-The model runs once on the meta device, without memory or weights, with our functions behind transformers' interfaces for
-attention and masks. So every head, window and soft cap is known before anything is read, and attention that is not plain
-causal is rejected. Only classes of the package itself are built: code that comes with a model never runs."""
+transformers builds the model from its config, and it runs once on the meta device, without memory or weights. Our functions replace
+transformers' attention and masks and record every head, window and soft cap. Attention that is not plain causal is rejected before
+any weight is read. Only classes of the package are built: code that comes with a model never runs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ MaskFunction = Callable[..., Any]  # (batch, head, query, key) -> whether it att
 
 
 def window_of(sees: MaskFunction) -> int | None:
-    """Return the number of keys that a query attends to, including itself; None for all.
+    """Return the number of last keys that a query attends to, including its own; None if it attends to all.
 
-    Raises UnsupportedModel if they are not the last keys, or if their number varies."""
+    Raises UnsupportedModel if the keys are not the last ones, or if their number varies."""
 
     def seen(query: int, key: int) -> bool:
         return bool(sees(*(torch.tensor(index) for index in (0, 0, query, key))))
@@ -58,8 +58,7 @@ def window_of(sees: MaskFunction) -> int | None:
 
 
 def _first_seen(seen: Callable[[int, int], bool], query: int) -> int:
-    """Return the first key that a query attends to, by bisection. Key 0 is masked, and the query attends to itself if to
-    anything."""
+    """Return the first key that `query` attends to, found by bisection. The query must attend to its own key and not to key 0."""
     hidden, shown = 0, query
     while shown - hidden > 1:
         middle = (hidden + shown) // 2
@@ -95,7 +94,7 @@ def names() -> set[str]:
 
 
 def class_refusal(architecture: str) -> str | None:
-    """Return the reason why no model of this class can be served, or None."""
+    """Return the reason why no model of this transformers class can be served; None if it may be served."""
     if architecture not in names():
         return f"transformers {VERSION} has no causal LM of this name"
     model = getattr(transformers, architecture)
@@ -109,7 +108,7 @@ def class_refusal(architecture: str) -> str | None:
 
 
 def config_refusal(own: Any) -> str | None:
-    """Return the reason why a model of this config cannot be served, or None. `own`: transformers' config object."""
+    """Return the reason why a model with this config cannot be served; None if it can. `own`: transformers' config object."""
     if own.is_encoder_decoder:
         return "it is an encoder-decoder"
     text = own.get_text_config()
@@ -124,7 +123,6 @@ def config_refusal(own: Any) -> str | None:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """Return the types in a config's rope parameters, which may be nested by kind of layer."""
     if not isinstance(parameters, Mapping):
         return set()
     if isinstance(kind := parameters.get("rope_type"), str):
@@ -136,7 +134,7 @@ def _rope_types(parameters: Any) -> set[str]:
 
 
 def describe(architecture: str, config: Mapping[str, Any]) -> TransformersSpec:
-    """Describe a model from its config.json. Raises UnsupportedModel with the reason."""
+    """Return the spec of a decoder with this config.json. Raises UnsupportedModel with the reason."""
     own = _own_config(architecture, config)
     text = own.get_text_config()
     model = on_meta(architecture, own)
@@ -164,7 +162,8 @@ def _own_config(architecture: str, config: Mapping[str, Any]) -> Any:
 
 
 def config_of(config: Mapping[str, Any]) -> Any:
-    """Return transformers' own config, without keys that name code. Raises UnsupportedModel."""
+    """Return transformers' config object, without keys that name code. Raises UnsupportedModel if transformers has no such model
+    type."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UnsupportedModel(f"transformers {VERSION} has no model_type {model_type!r}")
@@ -175,7 +174,7 @@ def config_of(config: Mapping[str, Any]) -> Any:
 
 
 def without_code(value: Any) -> Any:
-    """Return a config without the keys that name code to run."""
+    """Return the config without keys that name code to run, at any depth."""
     if isinstance(value, Mapping):
         return {
             key: without_code(each)
@@ -200,8 +199,8 @@ def on_meta(architecture: str, own: Any) -> nn.Module:
 
 @dataclass(slots=True)
 class _Trace:
-    """Attention calls of a forward pass. `windows`: by a mask's id, its window or the error, with the mask, so that ids stay
-    unique."""
+    """Record of the attention calls of a forward pass. `windows`: by a mask's id, its window or the error, and the mask. The mask
+    is kept so that ids stay unique."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     windows: dict[int, tuple[int | UnsupportedModel | None, Tensor]] = field(default_factory=dict)
@@ -246,7 +245,7 @@ def _trace(model: Any, own: Any) -> tuple[AttentionCall, ...]:
 
 
 def _traced_mask(*, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any) -> Tensor:
-    """Return a placeholder for a mask, identified by its id. Called by transformers' mask interface while a model is traced."""
+    """Return a placeholder for a mask and record its window. transformers calls this function for masks while a model is traced."""
     mask = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
     window: int | UnsupportedModel | None
     try:
@@ -262,7 +261,7 @@ def _traced_attention(
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
     s_aux: Tensor | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Record a call. Called by transformers' attention interface while a model is traced. `sliding_window` is in the mask too."""
+    """Record an attention call. transformers calls this function for attention while a model is traced."""
     trace = _trace_under_way.get()
     known = trace.windows.get(id(attention_mask))
     if known is None:
@@ -290,8 +289,8 @@ _BY_VALUES = "what they do depends on the values they compute"
 
 
 def said(error: Exception, otherwise: str = "") -> str:
-    """Return a suffix for a message: a colon and one line of a library's error, which is logged. For internal errors it is
-    `otherwise`."""
+    """Return the end of a message: a colon and one line of a library's error. For internal errors the line is `otherwise`. Log the
+    error."""
     log.debug("transformers", exc_info=error)
     words = otherwise if isinstance(error, _INTERNAL) else " ".join(str(error).split())[:300]
     return f": {words}" if words else ""

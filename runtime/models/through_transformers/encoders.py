@@ -1,7 +1,7 @@
-"""Text encoders built by transformers: selection of the class, its config, loading and checks.
+"""Text encoders run through transformers: choice of the class, its config, loading and checks.
 
-A base model (AutoModel) may have a head that classifies texts or tokens; masked-LM heads and other training heads are
-dropped. A loaded model is compared with transformers' own computation of a text, and served only if they agree."""
+A base model (AutoModel) may have a head that classifies texts or tokens. Masked-LM heads and other training heads are dropped. A
+loaded model is compared with transformers' own computation of a text, and served only if they agree."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SPANS = (12, 11, 5)  # token counts of the texts for the check, two of which ar
 
 
 def is_encoder(architecture: str) -> bool:
-    """Return whether transformers has a model of this name that processes texts and generates none."""
+    """Return whether transformers has a model of this name that encodes texts and does not generate."""
     if architecture in _NO_BASE:
         return False
     bare = {name for each in _BARE.values() for name in ((each,) if isinstance(each, str) else each)}
@@ -52,7 +52,7 @@ def is_encoder(architecture: str) -> bool:
 
 
 def describe(architecture: str, config: Mapping[str, Any]) -> PaddedSpec:
-    """Describe an encoder from its config.json. Raises UnsupportedModel."""
+    """Return the spec of an encoder with this config.json. Raises UnsupportedModel."""
     own = config_of(config)
     if own.is_encoder_decoder:
         raise UnsupportedModel("it is an encoder-decoder")
@@ -110,8 +110,8 @@ def _built(architecture: str, own: Any) -> nn.Module:
 
 
 def _without_pooler(architecture: str) -> dict[str, bool]:
-    """Return options that omit a base model's pooler, if its class supports that: its output is unused, and checkpoints may
-    lack it."""
+    """Return constructor options that omit a base model's pooler, if its class supports that. The pooler is unused, and checkpoints
+    may lack it."""
     takes = inspect.signature(getattr(transformers, architecture).__init__).parameters
     return {"add_pooling_layer": False} if "add_pooling_layer" in takes else {}
 
@@ -125,8 +125,8 @@ def load(
     spec: PaddedSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str = "cpu",
     weights: WeightPolicy | None = None,
 ) -> PaddedModel:  # fmt: skip
-    """Load an encoder, see `models.load.load_model`. Raises WeightsError if config and weights do not match,
-    UnsupportedModel if its outputs differ from transformers' own."""
+    """Load an encoder. Arguments are those of `models.load.load_model`. Raises WeightsError if config and weights do not match, and
+    UnsupportedModel if the outputs differ from transformers' own."""
     if weights is not None and weights.online is not None:
         raise UnsupportedModel(
             f"quantization {weights.online} is not supported for models that run through transformers"
@@ -176,7 +176,8 @@ def load(
 
 
 def _alone(whole: Any, ids: list[int], by_token: bool, device: str) -> Tensor:
-    """Compute one text by transformers' own modules: [T, H], or [T, H + C] with a head's output."""
+    """Return the outputs of one text, computed by transformers' own modules: hidden states [T, H], or [T, H + C] with a head's
+    output."""
     seen: list[Any] = []
     base = _base_of(whole)
     hook = base.register_forward_hook(lambda module, given, output: seen.append(output))
@@ -193,7 +194,7 @@ def _alone(whole: Any, ids: list[int], by_token: bool, device: str) -> Tensor:
 
 
 def _error(model: PaddedModel, ids: list[int], wanted: list[Tensor]) -> float:
-    """Return the largest relative error of a token in a batch, compared with its text alone."""
+    """Return the largest relative error of a token in a batch of texts. `wanted`: outputs of each text computed separately."""
     device = torch.device(model.device)
     starts = torch.tensor([0, *torch.tensor(_SPANS).cumsum(0).tolist()], dtype=torch.int32, device=device)
     lengths = torch.tensor(_SPANS, dtype=torch.int32, device=device)

@@ -1,7 +1,7 @@
-"""Grid inputs of a vision encoder besides pixels: positions of patches, and which patches attend to each other.
+"""Inputs of a vision encoder that depend only on the images' sizes: positions of patches, and which patches attend to each other.
 
-Computed by transformers' own functions, on the host, once for equal grids. The encoder would read them from the device in
-the middle of a pass, which no captured graph can contain."""
+transformers' own functions compute them on the host, once for equal sizes. The encoder would otherwise read the sizes from the
+device in the middle of a pass, which a captured graph cannot do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 32  # cached grids
 
 
 class Grids:
-    """Cache of grid inputs for transformers' vision encoder `tower`."""
+    """Cache of size-dependent inputs for transformers' vision encoder `tower`."""
 
     def __init__(self, tower: Any) -> None:
         self._tower = tower
@@ -25,7 +25,8 @@ class Grids:
         self.on_device = hasattr(tower, "embeddings")
 
     def of(self, grids: Tensor, device: str) -> Mapping[str, Any]:
-        """Return the inputs of a pass that depend on grids [N, 3] (on the host), under transformers' names."""
+        """Return the size-dependent inputs of a pass, by transformers' argument names. grids [N, 3] on the host: frames, rows and
+        columns of patches of each item."""
         key = grids.numpy().tobytes()
         found = self._known.get(key)
         if found is None:

@@ -1,7 +1,7 @@
-"""Loading of a TransformersModel: transformers' modules with weights from our readers.
+"""Loading of a decoder run through transformers: transformers' modules with weights from our readers.
 
-Names and layouts of stored tensors are transformers'; only our readers open files. A loaded model is compared with
-transformers' own attention, and served only if they agree."""
+Stored tensors have transformers' names and layouts, but only our readers open files. A loaded model is compared with transformers'
+own attention, and served only if they agree."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def load(
     spec: TransformersSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report,
     device: str = "cpu", weights: WeightPolicy | None = None,
 ) -> TransformersModel:  # fmt: skip
-    """Load a model; see `models.load.load_model`. All weights are read in `dtype`, then linear layers are converted by the
-    policy `weights`.
+    """Load a model. Arguments are those of `models.load.load_model`. All weights are read in `dtype`. Linear layers are then
+    converted by the policy `weights`.
 
     Raises WeightsError if config and weights do not match, and UnsupportedModel if outputs differ from transformers' own."""
     if weights is not None and weights.online is not None:
@@ -76,7 +76,8 @@ def load(
 
 
 def with_format(weights: WeightPolicy, dtype: str, types: set[str], device: str) -> str:
-    """Return the dtype of linear layers: that of the checkpoint, if it has one 16-bit type that kernels support."""
+    """Return the dtype of linear layers: that of the policy, or for "stored" the checkpoint's 16-bit dtype, if kernels support
+    it."""
     if weights.dense_dtype != "stored":
         return weights.dense_dtype
     narrow = {NARROW.get(each, dtype) for each in types}
@@ -86,15 +87,15 @@ def with_format(weights: WeightPolicy, dtype: str, types: set[str], device: str)
 
 
 def state_shapes(model: nn.Module) -> dict[str, Shape]:
-    """Return the shapes of tensors by the modules' own names, with tied tensors once."""
+    """Return the shapes of the model's tensors by name. Tied tensors appear once."""
     parameters = dict(model.named_parameters())
     own = set(parameters) | (set(model.state_dict()) & {name for name, _ in model.named_buffers()})
     return {name: tuple(each.shape) for name, each in model.state_dict().items() if name in own}
 
 
 def _experts(model: nn.Module, dtype: torch.dtype) -> str | None:
-    """Return transformers' implementation of experts: grouped (None, its default), or one by one if torch's grouped kernel,
-    which needs rows aligned to 16 bytes, does not support them."""
+    """Return the name of transformers' implementation of experts. None is its default, the grouped one. "eager" is used if sizes
+    are not aligned to 16 bytes, which torch's grouped kernel requires."""
     stacks = [each for each in model.parameters() if each.ndim == 3]
     aligned = all(size * dtype.itemsize % 16 == 0 for stack in stacks for size in stack.shape[1:])
     return None if aligned else "eager"
@@ -139,8 +140,8 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Tensor of a checkpoint that is read on access, as safetensors' slices are. It has its own dtype, or float32 to be
-    lossless before transformers casts it."""
+    """Tensor of a checkpoint that is read when it is accessed, like safetensors' slices. It is read in its own dtype if torch has
+    it, else in float32."""
 
     name: str
     shape: Shape
@@ -157,7 +158,7 @@ class _Stored:
 
 @contextmanager
 def read_when_needed() -> Iterator[None]:
-    """Stop transformers from reading the whole checkpoint ahead in threads, which keeps merged tensors in memory twice."""
+    """Context manager that stops transformers from reading the checkpoint ahead in threads, which stores merged tensors twice."""
     switch = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(switch)
     os.environ[switch] = "1"

@@ -1,4 +1,4 @@
-"""Artificial media items: blank images, videos and silent audio in the form of processor outputs, to test an encoder."""
+"""Artificial media items to test an encoder: blank images and videos, and silent audio, in the form of processor outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VIDEO_FRAMES = 4
 
 
 def on_a_grid(vision: Any, modality: str, steps: int, side: int, number: int) -> MediaItem:
-    """Return `steps` grey images of `side` by `side` tokens, for an encoder of patches. `number` makes items distinct."""
+    """Return `steps` grey frames of `side` by `side` tokens, for an encoder of patches. `number` makes items distinct."""
     merge_size, patch_size = vision.spatial_merge_size, vision.patch_size
     channels = getattr(vision, "in_channels", getattr(vision, "in_chans", 3))
     patches = steps * (side * merge_size) ** 2
@@ -30,8 +30,8 @@ def on_a_grid(vision: Any, modality: str, steps: int, side: int, number: int) ->
 
 
 def of_one_size(config: Any, modality: str) -> Iterator[Inputs]:
-    """Yield candidate inputs for encoders of square images; the first accepted one is used. Pixels are not 0, which is
-    padding for some encoders."""
+    """Yield candidates for the inputs of an encoder of square images. The caller uses the first one that works. Pixels are not 0,
+    because some encoders treat 0 as padding."""
     size: Any = getattr(config.vision_config, "image_size", None)
     sides = (size, size) if isinstance(size, int) else tuple(size or ())
     if modality == "video":
@@ -52,7 +52,7 @@ def of_one_size(config: Any, modality: str) -> Iterator[Inputs]:
 
 
 def crops(vision: Any) -> Inputs:
-    """Return an image of Phi-4: the whole image and one crop."""
+    """Return the inputs of an image for Phi-4: the whole image and one crop."""
     side = vision.crop_size
     return {
         "image_pixel_values": np.zeros((1, 2, 3, side, side), np.float32),

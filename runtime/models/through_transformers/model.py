@@ -1,8 +1,8 @@
-"""Model of transformers' modules behind the runner's interface: a step's tokens are one batch row, and attention reads our KV
+"""Decoder of transformers' modules with our interface `Model`. A step's tokens are one batch row, and attention reads our KV
 blocks.
 
-Tokens of different sequences are adjacent in that row and interact only in `paged_attention`, which separates them. Works
-with any torch modules; independent of how they were built or loaded."""
+Tokens of different sequences are adjacent in that row. They interact only in `paged_attention`, which separates them. This works
+with any torch modules, independent of how they were built or loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from runtime.models.through_transformers.spec import AttentionCall, Transformers
 
 @dataclass(slots=True)
 class _Pass:
-    """Running forward pass: the input of its attention layers, and the number of attention calls so far."""
+    """State of a running forward pass: its attention layers, its step, and the number of attention calls so far."""
 
     layers: Sequence[_PagedLayer]
     step: ForwardStep
@@ -46,7 +46,7 @@ class _PagedLayer:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, cache_index: int, step: ForwardStep
     ) -> Tensor:
-        """Compute attention: query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+        """Return the attention output [1, T, Hq, Dv] of query [1, Hq, T, Dk], key [1, Hkv, T, Dk] and value [1, Hkv, T, Dv]."""
         if sinks is not None and self._heads.sinks is None:  # a weight, so it is the same in every step
             self._heads = replace(self._heads, sinks=sinks.float())
         size = self._call.head_size
@@ -66,8 +66,8 @@ def _widened(heads: Tensor, size: int) -> Tensor:
 def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention of a step for transformers' attention interface. The step defines the visible keys; `attention_mask`
-    is ignored."""
+    """Compute a layer's attention of a step. transformers calls this function. `attention_mask` is ignored, because the step
+    defines the visible keys."""
     current = _pass.get()
     index = current.num_calls
     mixed = current.layers[index].attend(query, key, value, options.get("s_aux"), index, current.step)
@@ -76,10 +76,10 @@ def paged_attention(
 
 
 class TransformersModel:
-    """Model computed by transformers' modules. `causal`: a causal LM whose attention calls `paged_attention`, with its base
-    model as attribute `base`. `linears`: dtype of its linear layers.
+    """Model computed by transformers' modules, an implementation of `model.Model`. `causal`: a causal LM whose attention calls
+    `paged_attention`; its attribute `base` is the base model. `linears`: dtype of its linear layers.
 
-    `causal` is modified: its linear layers are replaced by `ops`. Do not use it afterwards. See `model.Model`."""
+    `causal` is modified: its linear layers are replaced by `ops`. Do not use it afterwards."""
 
     graph_unsupported_reason = None  # unknown before the first attempt
     may_refuse_capture = True  # modules may read values that they computed, which cannot be captured
@@ -103,14 +103,12 @@ class TransformersModel:
         return self
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:
-        """Return transformers' inputs_embeds [T, H]. Adapters are not supported."""
         table: Any = self._base.get_input_embeddings
         embeds: Tensor = table()(input_ids)
         return embeds
 
     def forward(self, step: ForwardStep) -> Any:
-        """Return transformers' own output of a base model, whose last_hidden_state is [1, T, H]. The step's `input_embeds`
-        become transformers' inputs_embeds."""
+        """Return the base model's output object, whose last_hidden_state is [1, T, H]."""
         if step.input_embeds is None:
             inputs = {"input_ids": step.input_ids[None]}
         else:
@@ -122,12 +120,10 @@ class TransformersModel:
             _pass.reset(token)
 
     def final_hidden(self, hidden: Any, tokens: Tensor | slice) -> Tensor:
-        """Return the base's output for `tokens` [S] int64, [S, H], after its own last norm."""
         states: Tensor = hidden.last_hidden_state
         return states[0, tokens]
 
     def compute_logits(self, hidden: Any, tokens: Tensor | None = None) -> Tensor:
-        """Compute logits, see `model.Model`. `hidden`: a result of `forward`."""
         if tokens is None:
             return self._head.logits(hidden)
         if not len(tokens):  # a step may have prompt chunks only, and heads need not support empty input
@@ -136,7 +132,7 @@ class TransformersModel:
 
 
 class TransformersHead:
-    """Head of `causal`, a causal model of transformers, applied to an earlier output of its base. Do not use `causal`
+    """Output head of a causal LM of transformers, applied to hidden states that were computed before. Do not use `causal`
     afterwards."""
 
     def __init__(self, causal: nn.Module, base: str) -> None:
@@ -145,7 +141,7 @@ class TransformersHead:
         self._causal = causal
 
     def logits(self, hidden: Any) -> Tensor:
-        """Return logits [T, V] of a base model's output, whose last_hidden_state is [1, T, H], by the model's own head."""
+        """Return logits [T, V]. `hidden`: output object of the base model, whose last_hidden_state is [1, T, H]."""
         self._computed.output = hidden
         states: Tensor = hidden.last_hidden_state
         ids = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)
@@ -164,7 +160,7 @@ class _ComputedBase(nn.Module):
 
 
 class _PreparedLinear(nn.Module):
-    """Linear layer of `ops` in a module. `like` has the dtype and device of the original weight; modules may read these from
+    """Linear layer of `ops` as a torch module. `like`: the original weight; other modules may read its dtype and device from
     `weight`."""
 
     def __init__(self, weight: ops.LinearWeight, like: Tensor) -> None:
@@ -187,7 +183,7 @@ class _PreparedEmbedding(nn.Module):
 
 
 def round_linears(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round the weights of linear layers to `dtype`, in place, as `TransformersModel` with `linears` of that dtype does."""
+    """Round the weights of linear layers to `dtype`, in place. `TransformersModel` with `linears` of that dtype rounds equally."""
     for module in model.modules():
         if type(module) is nn.Linear:
             weight = module.weight.data
@@ -195,10 +191,10 @@ def round_linears(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def prepare_linears(model: nn.Module, dtype: torch.dtype) -> int:
-    """Replace linear layers, and embeddings tied to one, by ours in `dtype`, freeing each original. Return the bytes of their
-    weights.
+    """Replace linear layers, and embeddings tied to them, by layers of `ops` in `dtype`, freeing each original. Return the bytes of
+    their weights.
 
-    Only torch's own classes: a derived one computes something else."""
+    Only torch's own classes are replaced, because a derived class computes something else."""
     children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
     embeddings = {id(child.weight): child for *_, child in children if type(child) is nn.Embedding}
     ours: dict[nn.Module, nn.Module] = {}

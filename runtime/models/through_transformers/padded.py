@@ -1,8 +1,8 @@
-"""Bidirectional model of transformers' modules behind the runner's interface. Rows are padded to batches of similar length, and
+"""Bidirectional encoder of transformers' modules with our interface `Model`. Rows of similar length are padded to a batch, and
 outputs are packed again.
 
-Its outputs are the base model's hidden states, followed by the head's output for the token or text if there is a head. Works
-with any torch modules; independent of how they were built or loaded."""
+The outputs are the base model's hidden states. If there is a head, they are followed by its output for the token or text. This
+works with any torch modules, independent of how they were built or loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_PADDING = 1 / 8  # share of a batch's tokens
 
 
 class _Sides(PoolerBlock):
-    """Pooler of vectors [P, H + C]: an embedding, then class scores that a head has computed."""
+    """Pooler of vectors [P, H + C], which contain an embedding and then class scores that a head has computed."""
 
     def __init__(self, spec: PoolerSpec, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__(spec, None, dtype)
@@ -39,8 +39,8 @@ class _Sides(PoolerBlock):
 
 
 class PaddedModel:
-    """Encoder that runs on padded batches of texts. `whole`: a model of transformers; `base`: the part that returns hidden
-    states, possibly the same. See `model.Model`."""
+    """Encoder that runs on padded batches of texts, an implementation of `model.Model`. `whole`: a model of transformers; `base`:
+    the part of it that returns hidden states, possibly all."""
 
     graph_unsupported_reason = "its modules pad texts to a batch, whose shape is the texts'"
     may_refuse_capture = True
@@ -78,7 +78,7 @@ class PaddedModel:
         return hidden[tokens]
 
     def forward(self, step: ForwardStep) -> Tensor:
-        """Return hidden states [T, H], or [T, H + C] of a model with a head."""
+        """Return hidden states [T, H]; if the model has a head with C classes, [T, H + C]."""
         spans = list(pairwise(step.attn_metadata[0].query_start_loc.tolist()))
         width = self.spec.hidden_size + len(self.spec.pooler.labels)
         packed = torch.empty(
@@ -116,7 +116,7 @@ class PaddedModel:
 
 
 def batches_of(lengths: Sequence[int], most_padding: float) -> list[list[int]]:
-    """Return batches of row indices. Rows of a batch have similar lengths, so that padding is at most `most_padding` of it.
+    """Return batches of row indices. Rows of a batch have similar lengths: the fraction of padding in it is at most `most_padding`.
     Empty rows are in no batch."""
     found: list[list[int]] = []
     num_tokens = most = 0

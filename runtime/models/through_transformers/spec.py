@@ -1,7 +1,7 @@
-"""TransformersSpec: a model as described and built by transformers, with its attention calls found by tracing. PaddedSpec: an
-encoder of whole texts.
+"""Specs of models run through transformers: TransformersSpec for decoders, whose attention calls were found by tracing, and
+PaddedSpec for encoders of whole texts.
 
-Data only; needs neither torch nor transformers."""
+They contain data only, and need neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runtime.weights.sentence_transformers import SentenceModules
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of transformers' attention interface in a forward pass. Keys and values may differ in width; `window` and
-    `softcap` as for `ops.paged_attention`."""
+    """One attention call of a forward pass through transformers. Keys and values may differ in width. `window`, `softcap`: see
+    `ops.paged_attention`."""
 
     num_heads: int
     num_kv_heads: int
@@ -31,7 +31,7 @@ class AttentionCall:
 
     @property
     def head_size(self) -> int:
-        """Head size in the cache. The narrower of key and value is padded."""
+        """Head size in the KV cache. If keys and values differ in width, the narrower ones are padded."""
         return max(self.key_size, self.value_size)
 
     @property
@@ -42,8 +42,8 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class TransformersSpec:
-    """Spec of a model through transformers. `calls`: attention calls in the order of a forward pass. `config`: transformers'
-    own. `native_reason`: why our own decoder does not compute this model, if its family is known."""
+    """Spec of a decoder run through transformers. `calls`: attention calls in the order of a forward pass. `config`: transformers'
+    config object. `native_reason`: why our own decoder does not support this model, if its family is known."""
 
     architecture: str
     vocab_size: int
@@ -80,8 +80,8 @@ class TransformersSpec:
 
 @dataclass(frozen=True, slots=True)
 class PaddedSpec:
-    """Spec of an encoder of whole texts, with an optional head. `base`: transformers' class that returns hidden states;
-    `architecture`: class of the whole model; `config`: transformers' own. `pad_token_id`: id that pads shorter texts."""
+    """Spec of an encoder of whole texts, with an optional head. `architecture`: transformers' class of the whole model; `base`: its
+    class that returns hidden states; `config`: its config object. `pad_token_id`: token id that pads shorter texts."""
 
     architecture: str
     base: str
@@ -110,7 +110,8 @@ class PaddedSpec:
 
 
 def padded_with_modules(spec: TransformersSpec | PaddedSpec, modules: SentenceModules) -> PaddedSpec:
-    """Return `spec` with the pooling of sentence-transformers' modules. Raises UnsupportedModel."""
+    """Return `spec` with the pooling of sentence-transformers' modules. Raises UnsupportedModel if `spec` or `modules` do not
+    support it."""
     if not isinstance(spec, PaddedSpec) or modules.dense or modules.label_token_ids:
         raise UnsupportedModel(
             f"{spec.architecture} runs through transformers; of sentence-transformers' modules behind such a model, only pooling "

@@ -1,7 +1,7 @@
-"""Tower: the image and audio encoders of a transformers model, with its modules unchanged, without the decoder.
+"""Media encoders of a transformers model, run with its modules and without the decoder.
 
-The class is built with a decoder of no layers and a tiny vocabulary, our readers load the encoder's weights, and the rest of
-the decoder is dropped. The class's own `get_image_features` and similar methods compute the outputs."""
+The model's class is built with a decoder of no layers and a tiny vocabulary. Our readers load the encoder's weights, and the rest
+of the decoder is dropped. The class's own `get_image_features` and similar methods compute the outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _DECODERS = ("language_model", "text_model", "lm_head", "embed_tokens")
 
 
 class Tower:
-    """An `Encoder` made of transformers' modules."""
+    """Implementation of `Encoder` with transformers' modules."""
 
     def __init__(self, spec: EncoderSpec, model: nn.Module, dtype: torch.dtype, device: str) -> None:
         self.spec = spec
@@ -69,8 +69,8 @@ class Tower:
 
     @torch.inference_mode()
     def encode(self, items: Sequence[MediaItem]) -> list[Tensor]:
-        """Return the outputs of each item, see `Encoder`. Items are batched if patches are packed, or if images are pixels
-        of one size; otherwise they are encoded one by one, since classes batch differently."""
+        """Return the outputs of each item, see `Encoder`. Items are batched if the encoder packs patches, or if images have one
+        size. Others are encoded one by one, since classes batch in different ways."""
         if self.spec.is_packed and items[0].modality != "audio":
             return self._encode(items)
         return [outputs for group in self._groups(items) for outputs in self._encode(group)]
@@ -129,7 +129,8 @@ class Tower:
 
     @torch.inference_mode()
     def samples(self, max_tokens: int) -> list[list[MediaItem]]:
-        """Return small and larger images, a full batch of the largest, a video and an audio item, see `Encoder`."""
+        """Return groups of artificial items for warm-up, see `Encoder`: small and larger images, a full batch of the largest, a
+        video and audio."""
         groups: list[list[MediaItem]] = []
         for modality in sorted(self.spec.modalities, key=("image", "video", "audio").index):
             try:
@@ -159,8 +160,8 @@ class Tower:
         return each
 
     def _counted(self, modality: str, possible: Iterable[made_up.Inputs]) -> MediaItem:
-        """Return an item of the first of `possible` inputs that the model accepts, with its number of outputs. Raises the
-        last error otherwise."""
+        """Return an item with the first of the inputs `possible` that the model accepts, and with its number of outputs. If it
+        accepts none, raise the last error."""
         why: Exception = ValueError(f"it takes no {modality}")
         for inputs in possible:
             try:
@@ -172,14 +173,15 @@ class Tower:
         raise why
 
     def _placed(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
-        """Concatenate arrays on the encoder's device, since concatenating on the host would double the time."""
+        """Concatenate arrays on the encoder's device. On the host this takes twice as long."""
         placed = [torch.from_numpy(each) for each in arrays]
         placed = [each.to(self._device, self._dtype if each.is_floating_point() else None) for each in placed]
         return placed[0] if len(placed) == 1 else torch.cat(placed)
 
 
 def _own_blocks(model: nn.Module) -> Grids | None:
-    """Replace an encoder's blocks by our ops, if supported, and return its handler of grids."""
+    """Replace the encoder's blocks by ours, if supported, and return the cache of its grid inputs. Return None if it has no such
+    encoder."""
     found = towers(model)
     if len(found) != 1:
         return None
@@ -188,7 +190,8 @@ def _own_blocks(model: nn.Module) -> Grids | None:
 
 
 def _features(model: Any, modality: str) -> Any:
-    """Return the function that computes items of a modality: a method of the model, or the relevant part of its forward pass."""
+    """Return the function that computes the outputs of a modality: a method of the model, or a copy of a part of its forward
+    pass."""
     if isinstance(model, transformers.Llama4ForConditionalGeneration):
         return partial(_llama4, model)
     if isinstance(model, transformers.Phi4MultimodalModel):
@@ -209,8 +212,8 @@ def _features(model: Any, modality: str) -> Any:
 def _qwen2_audio(
     model: Any, input_features: Tensor, feature_attention_mask: Tensor, return_dict: bool = True
 ) -> BaseModelOutputWithPooling:
-    """Return the outputs of all audio items without padding. input_features [n, mels, T], feature_attention_mask [n, T]. A
-    copy of transformers' `Qwen2AudioModel.forward`, where this code is internal."""
+    """Return the outputs of all audio items without padding. input_features [n, mels, T], feature_attention_mask [n, T]. This is a
+    copy of code inside transformers' `Qwen2AudioModel.forward`."""
     num_frames, num_outputs = model.audio_tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
     places = torch.arange((input_features.shape[2] - 2) // 2 + 1, device=input_features.device)
     mask = create_bidirectional_mask(
@@ -233,11 +236,12 @@ def _llama4(model: Any, pixel_values: Tensor, return_dict: bool = True) -> BaseM
 def _phi4_pictures(
     embed: Any, image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor, return_dict: bool = True
 ) -> BaseModelOutputWithPooling:
-    """Return the outputs of Phi-4's images, without a prompt.
+    """Return the outputs of Phi-4's images.
 
-    image_pixel_values [n, crops, 3, S, S], image_sizes [n, 2], image_attention_mask [n, crops, P, P]: patches that are no
-    padding. transformers writes outputs at positions of a prompt, so a prompt of image tokens only is made here. An image
-    has the outputs of its rows of crops, one after each row, one separator, and the same again for the whole image."""
+    image_pixel_values [n, crops, 3, S, S], image_sizes [n, 2], image_attention_mask [n, crops, P, P]: 1 for patches that are not
+    padding. transformers writes the outputs at positions of a prompt, so an artificial prompt of image tokens is used. The outputs
+    of an image are those of its crops, with one output after each row, a separator, and the outputs of the whole image in the same
+    form."""
     part, num = embed.image_embed, 0
     side = math.isqrt(part.num_img_tokens)
     for (height, width), seen in zip((image_sizes // part.crop_size).tolist(), image_attention_mask, strict=True):
@@ -253,8 +257,8 @@ def _phi4_sounds(
     embed: Any, audio_input_features: Tensor, audio_embed_sizes: Tensor, audio_attention_mask: Tensor | None = None,
     beside_pictures: Tensor | None = None, return_dict: bool = True,
 ) -> BaseModelOutputWithPooling:  # fmt: skip
-    """Return outputs of audio_input_features [n, T, mels]. audio_embed_sizes [n]: number of outputs of each.
-    `beside_pictures`: set if the prompt has images, which selects another projection."""
+    """Return the outputs of audio_input_features [n, T, mels]. audio_embed_sizes [n]: number of outputs of each item.
+    `beside_pictures`: not None if the prompt has images, for which the encoder has another projection."""
     part = embed.audio_embed
     ids, nothing = _of_outputs(int(audio_embed_sizes.sum()), embed.audio_token_id, part.down_proj_for_speech)
     mode = "speech" if beside_pictures is None else "vision"
@@ -263,13 +267,11 @@ def _phi4_sounds(
 
 
 def _of_outputs(num: int, token: int, last: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Return a prompt of `num` placeholder tokens, and zero embeddings for it with the width and dtype of `last`."""
     weight = last.weight
     return weight.new_full((1, num), token, dtype=torch.int64), weight.new_zeros((1, num, len(weight)))
 
 
 def _flat(features: Any) -> Tensor:
-    """Return one item's outputs as [N, W]; they may be in several parts, or have a batch dimension of one."""
     parts = features if isinstance(features, list | tuple) else [features]
     return torch.cat([part.flatten(0, -2) for part in parts])
 
@@ -281,9 +283,9 @@ def _parameters(function: Any) -> frozenset[str]:
 def load(
     spec: EncoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str
 ) -> Tower | None:
-    """Load an encoder. Arguments as of `models.load.load_model`. Return None if the checkpoint has only the text model.
+    """Load an encoder. Arguments are those of `models.load.load_model`. Return None if the checkpoint contains only the text model.
 
-    Raises WeightsError, or UnsupportedModel if transformers has no such model."""
+    Raises WeightsError if weights do not match, and UnsupportedModel if transformers has no such model."""
     own = _small_decoder(spec)
     model_class = getattr(transformers, spec.architecture)
     with torch.device("meta"):
@@ -324,7 +326,7 @@ def load(
 
 
 def num_parameters(spec: EncoderSpec) -> int:
-    """Return the number of parameters of the encoder alone, without allocating them."""
+    """Return the number of parameters of the encoder, without allocating them."""
     with torch.device("meta"):
         model = _built(getattr(transformers, spec.architecture), _small_decoder(spec))
     return sum(each.numel() for name, each in model.named_parameters() if not _is_decoders(name))
@@ -370,7 +372,7 @@ def _drop_decoder(model: nn.Module) -> None:
 
 
 def _attend_packed(model: nn.Module) -> None:
-    """Let adjacent patches of all items be computed in one attention call, instead of one call per item or window."""
+    """Configure the encoder so that the patches of all items are computed in one attention call."""
     for name, module in model.named_modules():
         if "audio_tower" not in name and isinstance(config := getattr(module, "config", None), PreTrainedConfig):
             config._attn_implementation = _PACKED
@@ -380,8 +382,8 @@ def _packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, cu_seq_lens_q: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Compute attention of query, key and value [1, Hq, T, D] for transformers' interface, returning [1, T, Hq, D].
-    `cu_seq_lens_q` [R + 1]: starts of groups that attend to each other."""
+    """Return attention [1, T, Hq, D] of query, key and value [1, Hq, T, D]. transformers calls this function. `cu_seq_lens_q` [R +
+    1]: starts of the groups of patches that attend to each other."""
     assert attention_mask is None
     assert cu_seq_lens_q is not None
     num_heads, num_tokens, size = query.shape[1:]

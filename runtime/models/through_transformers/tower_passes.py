@@ -1,6 +1,6 @@
-"""Forward passes of a vision encoder that depend only on an image's pixels and size, so they can be captured and replayed.
+"""Forward passes of a vision encoder that depend only on an image's pixels and size, so that they can be captured as CUDA graphs.
 
-The conversion of patches to outputs stays outside: it may read sizes from the device, which a captured graph cannot do."""
+The later conversion of patches to outputs is not captured, because it may read sizes from the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Layout: TypeAlias = Mapping[str, Any]  # by name: a shape, or a tuple of shapes
 
 
 class TowerPasses:
-    """Replacement of `tower.forward`. `passes` returns what runs the passes now, or None."""
+    """Replacement of `tower.forward`. `passes`: returns the current executor of passes, or None."""
 
     def __init__(self, tower: Any, passes: Callable[[], EncoderPasses | None]) -> None:
         self._forward, self._passes = tower.forward, passes
@@ -31,7 +31,7 @@ class TowerPasses:
         self._layouts: dict[bytes, tuple[type[Any], _Layout]] = {}
 
     def __call__(self, pixel_values: Tensor, **rest: Any) -> Any:
-        """Compute pixel_values [B, 3, S, S]. Calls with other inputs on the device run without graphs."""
+        """Compute pixel_values [B, 3, S, S]. Calls with further tensors on the device run without graphs."""
         passes = self._passes()
         if passes is None or any(isinstance(each, Tensor) and each.device.type != "cpu" for each in rest.values()):
             return self._forward(pixel_values, **rest)
@@ -69,7 +69,8 @@ def _laid(found: Any, tensors: list[Tensor]) -> Any:
 
 
 def run_by(passes: Callable[[], EncoderPasses | None], model: nn.Module) -> None:
-    """Run vision encoders of `model` that use our blocks through `passes`, except those that read a padding mask on the way."""
+    """Run the vision encoders of `model` that use our blocks through the executor that `passes` returns. Encoders that read a
+    padding mask inside are not changed."""
     for each in model.modules():
         takes = inspect.signature(each.forward).parameters if isinstance(each, PreTrainedModel) else {}
         if "pixel_values" not in takes or "patch_attention_mask" in takes or "input_ids" in takes:

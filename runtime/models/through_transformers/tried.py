@@ -1,7 +1,7 @@
-"""Architectures tested with transformers 5.23: a tiny model of each computes the same in our steps as in transformers.
+"""Architectures that were tested with transformers 5.23: a tiny model of each computes the same here and in transformers.
 
-Other architectures are traced when they are requested, and may work as well. The list is static, since building a model of
-each takes most of a minute; tests/nightly/test_tried.py does so and checks the list."""
+Other architectures are traced when they are requested, and may work too. The list is static, because building a model of each takes
+most of a minute. tests/nightly/test_tried.py builds them and checks the list."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Blocks of vision transformers, computed by our ops with the weights of the transformers modules that they replace.
 
-Supports encoders of packed patches of several images (Qwen, GLM), encoders of one image size (SigLIP, CLIP, Idefics 3,
-InternVL), and Pixtral's, of one image at a time. One function per kind builds the block. Patches, positions, windows and the
-projection stay transformers'."""
+Three kinds of encoders are supported: packed patches of several images (Qwen, GLM); images of one size (SigLIP, CLIP, Idefics 3,
+InternVL); and one image at a time (Pixtral). transformers' modules still compute patches, positions, windows and the projection."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class _Pass:
         self.positions = torch.empty(0)
 
     def turn(self, cos: Tensor, sin: Tensor) -> None:
-        """Set the rotary embedding from cos, sin [T, D], whose second half of dims repeats the first."""
+        """Set the rotary embedding of the pass. cos, sin [T, D]; their second halves repeat the first."""
         if self._cos is cos:
             return
         half = cos.shape[1] // 2
@@ -46,11 +45,10 @@ class _Pass:
         self._starts.clear()
 
     def begin(self) -> None:
-        """Start another pass."""
         self._pictures = None
 
     def pictures(self, num_pictures: int, num_patches: int, like: Tensor) -> ops.AttentionMeta:
-        """Return metadata for images with equal numbers of patches."""
+        """Return attention metadata for `num_pictures` images with `num_patches` patches each."""
         if self._pictures is None:
             num = num_pictures * num_patches
             starts = torch.arange(0, num + 1, num_patches, dtype=torch.int32, device=like.device)
@@ -64,7 +62,8 @@ class _Pass:
         return self._pictures
 
     def meta(self, starts: Tensor) -> ops.AttentionMeta:
-        """Return metadata for groups of patches that attend to each other, which begin at `starts` [R + 1]."""
+        """Return attention metadata for groups of patches. A group attends to itself; `starts` [R + 1] are the groups' first
+        patches."""
         known = self._starts.get(id(starts))
         if known is None:
             num = len(self.positions)
@@ -102,8 +101,8 @@ class _Norm:
 def _linear(
     *parts: Any, more_rows: int = 0, more_columns: int = 0, factors: Tensor | None = None
 ) -> ops.LinearWeight:  # fmt: skip
-    """Join modules into one linear layer with concatenated outputs, each padded with `more_rows` and `more_columns` of
-    zeros, and multiplied by `factors` [H], if given."""
+    """Join linear modules into one layer with concatenated outputs. Each is padded with `more_rows` rows and `more_columns` columns
+    of zeros, and its outputs are multiplied by `factors` [H], if given."""
     stored = []
     for part in parts:
         weight, bias = part.weight.data, None if part.bias is None else part.bias.data
@@ -116,7 +115,7 @@ def _linear(
 
 
 class _Parts(NamedTuple):
-    """Parts of a block: transformers' modules, and the factors of attention's and the MLP's outputs."""
+    """Modules of a transformers block. `factors`: factors of the outputs of attention and MLP."""
 
     norms: tuple[Any, Any]
     attention: Any
@@ -161,7 +160,7 @@ def _projections(attention: Any) -> list[Any]:
 
 
 class Block(nn.Module):
-    """Vision block: attention among patches, then an MLP, with a norm before each."""
+    """Vision block: a norm, attention among patches, a norm, and an MLP, with residuals."""
 
     def __init__(self, parts: _Parts, shared: _Pass) -> None:
         """Create the block. Raises AttributeError or KeyError if the modules have another structure."""
@@ -174,14 +173,14 @@ class Block(nn.Module):
         self._mlp = _mlp(parts.mlp, parts.attention.config.hidden_act, second)
 
     def _attended(self, qkv: Tensor, meta: ops.AttentionMeta) -> Tensor:
-        """Compute attention: qkv [T, 3 * H] -> [T, H]. `meta`: spans of patches that attend to each other."""
+        """Return the attention output [T, H] for qkv [T, 3 * H]. `meta`: groups of patches that attend to each other."""
         size = qkv.shape[1] // (3 * self._num_heads)
         cos_sin = self._shared.cos_sin
         heads = ops.AttentionHeads(self._num_heads, self._num_heads, size, self._scale, cos_sin, mask="full")
         return ops.attend_packed(qkv, heads, self._shared.positions, meta)
 
     def _computed(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the block of x [T, H] and return [T, H] in a new tensor. `x` is unchanged, for hooks that record it."""
+        """Return the block's output [T, H] for x [T, H], as a new tensor. `x` is unchanged, because hooks may record it."""
         mixed = attend(ops.linear(self._norms[0](x), self._qkv))
         residual = ops.linear(mixed, self._output)
         residual += self._mlp(self._norms[1].add(x, residual))
@@ -189,21 +188,22 @@ class Block(nn.Module):
 
 
 class VisionBlock(Block):
-    """Block for patches of several images, their windows, or frames."""
+    """Block for packed patches of several images or frames, or of their windows."""
 
     def forward(
         self, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """Compute the block as transformers calls it. hidden_states [T, H]; cu_seqlens [R + 1]; position_embeddings [T, D] each."""
+        """Compute hidden_states [T, H]. transformers calls this method. cu_seqlens [R + 1]: starts of groups; position_embeddings:
+        [T, D] each."""
         self._shared.turn(*position_embeddings)
         return self._computed(hidden_states, lambda qkv: self._attended(qkv, self._shared.meta(cu_seqlens)))
 
 
 class PictureBlock(Block):
-    """Block for images with equal numbers of patches."""
+    """Block for batches of images with equal numbers of patches."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
-        """Compute the block as transformers calls it. hidden_states [B, N, H]; attention_mask [B, 1, 1 or N, N] marks padding."""
+        """Compute hidden_states [B, N, H]. transformers calls this method. attention_mask [B, 1, 1 or N, N] marks padding."""
         num_pictures, num_patches, _width = hidden_states.shape
         meta = self._shared.pictures(num_pictures, num_patches, hidden_states)
 
@@ -218,21 +218,21 @@ class PictureBlock(Block):
 
 
 class TurnedBlock(Block):
-    """Block for patches of one image, with a rotary embedding of their positions."""
+    """Block for the patches of one image, with a rotary embedding."""
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
-        """Compute the block as transformers calls it. hidden_states [1, T, H]; position_embeddings [T, D] each. The mask is
-        not needed, since there is only one image."""
+        """Compute hidden_states [1, T, H]. transformers calls this method. position_embeddings: [T, D] each. The mask is ignored,
+        since there is only one image."""
         self._shared.turn(*position_embeddings)
         meta = self._shared.pictures(1, hidden_states.shape[1], hidden_states)
         return self._computed(hidden_states[0].contiguous(), lambda qkv: self._attended(qkv, meta))[None]
 
 
 def _mlp(mlp: Any, activation: str, factors: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Return an MLP whose inner width is padded to a multiple of eight. Qwen2.5-VL's 3,420 features are not aligned to the
-    16 bytes that a GPU's matrix units read, and took three times as long."""
+    """Return an MLP whose inner width is padded to a multiple of 8. The matrix units of a GPU read 16 bytes at a time. Qwen2.5-VL's
+    3,420 inner features are not aligned to that, and took three times as long."""
     if hasattr(mlp, "gate_proj"):
         more = -mlp.gate_proj.out_features % 8
         gate_up = _linear(mlp.gate_proj, mlp.up_proj, more_rows=more)
@@ -250,7 +250,7 @@ def _mlp(mlp: Any, activation: str, factors: Tensor | None = None) -> Callable[[
 
 
 class PatchProjection(nn.Module):
-    """Convolution with adjacent, non-overlapping kernels, as a matrix product, which is faster than cuDNN's 3D convolution."""
+    """Convolution with non-overlapping kernels, computed as a matrix product, which is faster than cuDNN's 3D convolution."""
 
     def __init__(self, conv: nn.Conv3d) -> None:
         super().__init__()
@@ -260,12 +260,13 @@ class PatchProjection(nn.Module):
         self.weight = torch.empty(0, dtype=conv.weight.dtype)  # transformers reads its dtype
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Project patches [T, channels, time, height, width], each of one kernel's size, to [T, H]."""
+        """Return projections [T, H] of patches [T, channels, time, height, width], each as large as the kernel."""
         return ops.linear(patches.flatten(1), self._linear)
 
 
 def take_over(tower: Any) -> bool:
-    """Replace the blocks of transformers' vision encoder `tower` by ours. Return False, unchanged, for another structure."""
+    """Replace the blocks of transformers' vision encoder `tower` by ours. Return False and change nothing if its structure is
+    unsupported."""
     shared = _Pass()
     try:
         blocks = [VisionBlock(_packed(block), shared) for block in tower.blocks]
@@ -285,8 +286,8 @@ _KINDS: Sequence[tuple[Callable[[Any], _Parts], type[Block]]] = (
 
 
 def take_over_layers(model: nn.Module) -> int:
-    """Replace the forward pass of supported layers of `model` by ours, and return their number. Modules keep their place and
-    class, which transformers uses to find the ones to record."""
+    """Replace the forward pass of supported layers of `model` by ours, and return their number. The modules keep their names and
+    classes, by which transformers finds the modules whose outputs it records."""
     num = 0
     for stack in [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each)]:
         parent = next(each for each in model.modules() if stack in each.children())
