@@ -41,7 +41,7 @@ class Claim:
         return match.num_entries
 
     def started(self) -> None:
-        """Called when the sequence gets a row in the step that is being scheduled."""
+        """Update the feature's state: the sequence gets a row in the step that is being scheduled."""
 
     # --- while it runs --------------------------------------------------------------------------------------------
 
@@ -60,10 +60,10 @@ class Claim:
         return row
 
     def registered(self, first_entry: int) -> None:
-        """Called when the sequence's KV entries have been offered to the prefix cache, beginning with number `first_entry`."""
+        """Update the feature's state: KV entries from number `first_entry` on were offered to the prefix cache."""
 
     def settled(self, num_extra: int, token_ids: Several[int]) -> None:
-        """Called when a step with `num_extra` draft tokens has produced `token_ids`, before they are added to the sequence."""
+        """Record that a step with `num_extra` draft tokens produced `token_ids`, which are not yet added to the sequence."""
 
     def rewinds(self) -> bool:
         """Set the sequence's counts to where its next step must begin after rejected draft tokens. Return False, without a
@@ -73,10 +73,10 @@ class Claim:
     # --- its ends -------------------------------------------------------------------------------------------------
 
     def suspended(self) -> None:
-        """Called when the sequence loses its row and blocks because it ended or was preempted."""
+        """Release state that depends on the sequence's row and blocks. It loses them because it ended or was preempted."""
 
     def finished(self) -> None:
-        """Called when the sequence ends, from the running or the waiting queue."""
+        """Release the feature's state of the sequence, which ends in the running or the waiting queue."""
 
 
 class Scheduling(Protocol):
@@ -131,7 +131,7 @@ class Feature:
     # --- a step, in the order of the calls ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Called at the start of scheduling a step."""
+        """Prepare the feature for a step. Called when scheduling of the step begins."""
 
     def share(self, wanted: list[int]) -> None:
         """Exclude running sequences from this step by setting their entries of `wanted` to 0. `wanted[i]`: number of tokens
@@ -151,7 +151,7 @@ class Feature:
         """Prepare for the start of waiting sequences in this step. Called before `Claim.may_start`."""
 
     def decided(self, rows: Several[ScheduledRow]) -> None:
-        """Called with all `rows` of the step when it has been scheduled."""
+        """Record all `rows` of a step that has been scheduled."""
 
     @property
     def has_work(self) -> bool:
@@ -181,10 +181,10 @@ class Feature:
         """Record that the step of `batch` ended `step_s` seconds after the previous step."""
 
     def settled(self, batch: ScheduledBatch) -> None:
-        """Called when `batch` has run on the device and its results are on the host."""
+        """Update the feature's state: `batch` has run on the device and its results are on the host."""
 
     def forget(self, batch: ScheduledBatch) -> None:
-        """Called when `batch` did not run."""
+        """Undo the feature's state changes for `batch`, which did not run."""
 
     def clear(self) -> None:
         """Discard all state about the device's contents, because the model was unloaded. No sequence is running."""

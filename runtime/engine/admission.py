@@ -1,9 +1,9 @@
 """Admission: accepts requests, or rejects them with a retry time.
 
 The queue is limited in requests and in tokens. If the queue is full, a caller with less than an equal share of it is still
-accepted, up to twice the limit in total, so no caller can lock out others. Each caller also has limits of running and waiting
-requests, and of tokens per minute. A rejected `submit` raises Busy with a retry time in seconds, estimated from the recent rate
-of request starts. The clock is passed as an argument."""
+accepted, up to twice the limit in total. No caller can therefore lock out others. Each caller also has limits of running and
+waiting requests, and of tokens per minute. A rejected `submit` raises Busy with a retry time in seconds, estimated from the
+recent rate of request starts. The clock is passed as an argument."""
 
 from __future__ import annotations
 

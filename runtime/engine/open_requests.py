@@ -121,7 +121,7 @@ class OpenRequests:
     def end(
         self, number: int, reason: FinishReason, error: str | None = None, retry_after_s: float | None = None
     ) -> None:
-        """End sequence `number`, unless it has ended, for a reason of the server. Its stream receives the other arguments."""
+        """End sequence `number`, unless it has ended, for a reason of the server. Its stream receives `reason` and `error`."""
         if number not in self.by_number:
             return
         sequence, stream, index = self.by_number[number]

@@ -68,9 +68,9 @@ class StreamNotifier:
 class EngineTokenStream:
     """Stream of the Outputs of one `submit` call. `end(index, reason)` ends request `index` early.
 
-    A waiting reader is woken by a request's first token, by its end, and after every `interval` tokens, since each wake-up
-    costs a write to a socket. `delivered(index)` is called when the reader of an ended request has consumed its last Output or
-    left the stream. `held_s`: total seconds in which Outputs waited for a busy reader."""
+    A waiting reader is woken by a request's first token, by its end, and after every `interval` tokens. (Each wake-up costs a
+    write to a socket.) `delivered(index)` is called when the reader of an ended request has consumed its last Output or left
+    the stream. `held_s`: total seconds in which Outputs waited for a busy reader."""
 
     __slots__ = (
         "_clock",

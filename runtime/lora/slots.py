@@ -192,7 +192,7 @@ class AdapterSlots:
             min(holders, key=lambda holder: holder.since).makes_room_for = order(blocked)
 
     def _lacks_room(self, sequence: Sequence) -> bool:
-        """Return True if the sequence must wait for a device slot or for host memory for its adapter."""
+        """Return True if the sequence must wait for a device slot, or for host memory to load its adapter."""
         assert sequence.request.adapter is not None
         return self._free_slot() is None or self._versions[sequence.request.adapter.key].where is Where.STORED
 

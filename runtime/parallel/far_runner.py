@@ -142,7 +142,7 @@ class FarRunner:
     def _work(
         self, batch: ScheduledBatch, of: int | None = None, masks: RowMasks | None = None, *, to_sample: bool = False
     ) -> tuple[int, _Pending]:
-        """Send work; return its number and pending result. `to_sample`: a later message samples and ends it. Raises ProcessGone."""
+        """Send work. Return its number and pending result. `to_sample`: a later message samples the step. Raises ProcessGone."""
         turn, self.next = self.next, Turn()
         number, pending = self._awaited(has_prompt_logprobs=bool(batch.prompt_logprobs_rows))
         if to_sample:

@@ -62,7 +62,7 @@ class Meeting:
         self._gone: Gone | None = None
 
     def exchange(self, number: int, x: Tensor, made_of: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
-        """Pass the `x` of all ranks to `made_of` and return its result, after it has returned on all ranks."""
+        """Pass the `x` of all ranks to `made_of` and return its result, once all ranks have it. `number`: this rank's number."""
         self._given[number] = x
         try:
             self._barrier.wait()
@@ -73,7 +73,7 @@ class Meeting:
         return made
 
     def leave(self, gone: Gone | None = None) -> None:
-        """Fail all waits of this meeting, because a rank has failed in its step or has ended. `gone`: the error if it has ended."""
+        """Fail all exchanges of this step, because a rank has failed in it or has ended. `gone`: the error if it has ended."""
         self._gone = self._gone or gone
         self._barrier.abort()
 
@@ -88,7 +88,7 @@ class Group:
         self._ended: Gone | None = None
 
     def claim(self, number: int) -> Meeting:
-        """Return the meeting for the next step of rank `number`. Raises Gone if a rank has ended."""
+        """Return the Meeting that connects all ranks in the next step of rank `number`. Raises Gone if a rank has ended."""
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -129,7 +129,7 @@ class HostRank:
             self.is_alone = False
 
     def within(self, meeting: Meeting, work: Callable[[], T]) -> T:
-        """Run `work`, which all ranks run at the same time, and return its result. Its exchanges use `meeting`."""
+        """Run `work`, which all ranks run at the same time, and return its result. `meeting`: connects the ranks meanwhile."""
         self._meeting = meeting
         try:
             return work()

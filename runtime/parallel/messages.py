@@ -1,7 +1,7 @@
 """Messages between the process that schedules a model and the processes of its other stages.
 
-They are plain data, sent over one connection per process (`connection.py`). A step is sent when it is launched; the other
-process sends a message when it has ended."""
+They are plain data, sent over one connection per process (`connection.py`). A step is sent when it is launched. The process
+that computes the step sends a message when the step has ended."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 All engines share one event loop, so their loads are exact when a request arrives. A request goes to the replica with the
 longest cached prefix of its prompt. If the load of that replica exceeds the smallest load by more than `SPARE_LOAD`, it goes to
-the least loaded replica. (Routers of several processes choose between two random replicas, because their loads are stale.)
-Requests that are submitted together and share a prefix go to the same replica. Independent of tensors and schedulers."""
+the least loaded replica. (Routers of several processes choose between two random replicas: their loads are stale.) Requests
+that are submitted together and share a prefix go to the same replica. Independent of tensors and schedulers."""
 
 from __future__ import annotations
 

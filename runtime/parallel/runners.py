@@ -99,8 +99,8 @@ def blame(error: BaseException, kind: str, number: int, size: int) -> None:
 
 
 class EveryEvent:
-    """Event of all ranks or stages. It passes when the events of all have passed, or when one has failed, since the others may
-    then hang."""
+    """Event that combines the events of all ranks or stages. It passes when all of them have passed, or when one has failed,
+    because the remaining ones may then never pass."""
 
     def __init__(self, events: Sequence[GpuEvent], kind: str) -> None:
         """Combine `events`, all of which are SharedEvents. `kind`: "rank" or "stage", for error messages."""

@@ -60,7 +60,7 @@ class Turn(NamedTuple):
 
 
 class TakesTurns(Protocol):
-    """A stage, or the proxy of a stage in another process. Set `next` just before submitting work."""
+    """A stage, or the proxy of a stage in another process. Set `next`, what to receive and send, before submitting work."""
 
     next: Turn
 
@@ -82,7 +82,7 @@ class PipelineStage:
         return turn
 
     def within(self, turn: Turn, work: Callable[[], T]) -> T:
-        """Receive as `turn` specifies, run `work`, send its results, and return the result of `work`."""
+        """Receive the tensors that `turn` specifies, run `work`, send tensors as `turn` specifies. Return the result of `work`."""
         behind = self.ways.behind if turn.num_tokens else None
         takers = () if turn.draws is None else turn.draws.takers
         owed = [*([] if behind is None else [behind]), *(self.ways.takers[taker] for taker in takers)]
@@ -134,7 +134,7 @@ class PipelineStage:
 
     def _learn(self, rows: Rows) -> None:
         """Receive the tables of the last stage. All its ids are valid, since only that stage samples. `num_computed` is copied
-        for `rows` only, because this stage may be ahead in the others."""
+        for `rows` only, because this stage may be ahead in other rows."""
         assert self.tables is not None
         assert self.ways.drawn is not None
         num_computed = torch.empty_like(self.tables.num_computed)

@@ -298,8 +298,8 @@ def _current() -> torch.device:
 def _measure_step(
     plan: EnginePlan, model: Model, eos_token_ids: frozenset[int], worker: Worker, *, pools: bool
 ) -> tuple[int, float, float]:
-    """Compile all kernels and measure steps. Return the bytes that the largest step needs besides weights and KV cache, the
-    seconds of the smallest step, and the seconds per token of the largest step."""
+    """Compile all kernels and measure steps. Return three numbers: the bytes of the largest step besides weights and KV cache,
+    the seconds of the smallest step, and the seconds per token of the largest step."""
     before = torch.cuda.memory_allocated()
     num_blocks = _tried_blocks(plan)
     runner = _parts(plan, model, eos_token_ids, num_blocks, graphs=GraphPool(1, 2, pools=pools)).runner

@@ -166,7 +166,7 @@ class SideStream:
 
 
 class CudaLane:
-    """Lane of one CUDA device. `worker`: the thread that built the engine; `close` ends it."""
+    """Executor of steps (see `Lane`) on one CUDA device. `worker`: the thread that built the engine; `close` ends it."""
 
     def __init__(
         self, max_num_seqs: int, steps_in_flight: int, device: torch.device, worker: Worker | None = None

@@ -63,7 +63,7 @@ def drafted_shapes(max_num_seqs: int, max_num_tokens: int) -> list[StepShape]:
 
 
 class _Memory:
-    """Device memory at an address, for torch.as_tensor. The dtype is an integer, since the interface has none for bfloat16."""
+    """Device memory at an address, for torch.as_tensor. Its dtype is an integer: the CUDA array interface lacks bfloat16."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -219,7 +219,7 @@ class GraphPool:
         return bool(self._uncaptured)
 
     def find(self, wanted: StepShape) -> StepShape | None:
-        """Return the smallest captured shape that fits `wanted`, with at most twice the tokens of the best shape; or None."""
+        """Return the smallest captured shape that fits `wanted`. None if it is over twice as long as the best uncaptured one."""
         fitting = self._fitting(wanted)
         best = next(fitting, None)
         if best is None or best in self._graphs:

@@ -49,7 +49,7 @@ class Platform(Protocol):
     def device(self) -> str: ...
 
     def missing(self) -> str | None:
-        """Return why this machine cannot use such a device, or None if it can."""
+        """Return why this machine cannot use a device of this kind, or None if it can."""
         ...
 
     def describe(self) -> str:

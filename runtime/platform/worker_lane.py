@@ -1,6 +1,6 @@
 """WorkerLane: computes steps on one worker thread, for platforms whose device is the host.
 
-`beside` work runs on other threads, on cores that steps do not use. For it, torch's own operators use one thread."""
+Work passed to `beside` runs on other threads, on cores that steps do not use. Torch's own operators use one thread there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Decode turns: selects which sequences decode in a step that is too short for all of them. Pure functions, no clock.
 
 A request with many rows must not delay others, so rows are shared by caller, then by request, then by row. In every step each
-caller decodes as many rows as the caller with the fewest rows, and the requests of a caller share its rows likewise. Remaining
-rows are shared evenly; among the rows of a request, those that decoded longest ago come first. If all requests have one row,
-all of them decode in every step."""
+caller decodes as many rows as the caller with the fewest rows. The requests of a caller share its rows in the same way.
+Remaining rows are shared evenly; among the rows of a request, those that decoded longest ago come first. If all requests have
+one row, all of them decode in every step."""
 
 from __future__ import annotations
 

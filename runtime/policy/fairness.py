@@ -30,19 +30,19 @@ class Policy(Protocol):
         ...
 
     def waits(self, sequence: Sequence) -> None:
-        """Called before the sequence is added to the waiting list, because it arrived or was preempted."""
+        """Record that `sequence`, which has arrived or was preempted, will be added to the waiting list."""
         ...
 
     def starts(self, sequence: Sequence) -> None:
-        """Called when a waiting sequence starts to run."""
+        """Record that the waiting `sequence` starts to run."""
         ...
 
     def ends(self, sequence: Sequence) -> None:
-        """Called when a running or waiting sequence ends."""
+        """Record that the running or waiting `sequence` ends."""
         ...
 
     def computes(self, sequence: Sequence, num_tokens: int) -> None:
-        """Called when a step computes `num_tokens` tokens of the sequence's prompt."""
+        """Record that a step computes `num_tokens` tokens of the sequence's prompt."""
         ...
 
     def next_waiting(self, waiting: Several[Sequence]) -> int:

@@ -211,7 +211,7 @@ def _contents(batch: ScheduledBatch) -> _Contents:
 
 
 def _difference(sum_s: float, one_s: float, overlap: float) -> float:
-    """Return the time x for which `_sum(x, one_s, overlap)` is `sum_s`; 0 if `one_s` is larger."""
+    """Return the time x for which `_sum(x, one_s, overlap)` is `sum_s`; 0 if `one_s` exceeds `sum_s`."""
     return (sum_s**overlap - one_s**overlap) ** (1 / overlap) if sum_s > one_s else 0.0
 
 

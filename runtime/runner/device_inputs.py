@@ -134,7 +134,7 @@ class DeviceInputs:
 
     @property
     def sample_positions(self) -> Tensor:
-        """Sample positions of the step that was filled last, one per logits row."""
+        """Positions of the sampled tokens of the step that was filled last, one per logits row."""
         return self._tensors.sample_positions
 
     def arranged(self, rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:

@@ -26,7 +26,7 @@ class Drafter:
     follows = False
 
     def bind(self, row: int, binding: RowBinding) -> None:
-        """Called when a new sequence has been assigned `row`, before its first step is enqueued."""
+        """Store what drafting needs of the new sequence in `row`. Called before its first step is enqueued."""
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
         """Prepare `follow` for a step of `rows`. Called before the forward pass, after `bind` of new sequences."""
@@ -56,7 +56,7 @@ class NoProposalGraphs:
 
 
 class Round:
-    """One kind of draft round. `compute`: enqueues a round for the first rows of `Wanting`. `graphs`: its captured graphs."""
+    """One kind of draft round. `compute(n)`: enqueues a round for the first n rows of `Wanting`. `graphs`: its captured graphs."""
 
     def __init__(self, compute: Callable[[int], None]) -> None:
         self.compute = compute

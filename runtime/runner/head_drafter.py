@@ -50,7 +50,7 @@ class HeadDrafter(Drafter):
         self._known[row] = binding.prompt_ids, binding.output_ids
 
     def begin(self, rows: Sequence[ScheduledRow]) -> None:
-        """Store the token after each prompt chunk as its row's last sampled token, because the row samples none."""
+        """Store the token after each prompt chunk as the last sampled token of the chunk's row, which samples none."""
         behind = [(row.row, token) for row in rows if (token := self._behind(row)) is not None]
         if behind:
             pieces, ids = index_on(self._last.device, list(zip(*behind, strict=True)))

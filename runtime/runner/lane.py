@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that has been submitted completely. After `done`, `value` returns the result of its work, and `idle_before_s`
-    returns how many seconds the device was idle before the step, or None if unknown."""
+    """A step that has been submitted completely. After `done`, `value` returns the result of its work. `idle_before_s` returns
+    the seconds that the device was idle before the step, or None if unknown."""
 
     value: Callable[[], Any]
     done: GpuEvent
@@ -40,7 +40,7 @@ class Lane(Protocol):
     """Interface of a lane (see the module). Call it on the event loop."""
 
     def begin(self, work: Callable[[], Any], *, opens: bool = True) -> Part:
-        """Submit the first part of a step. If `opens` is False, the work is not a step's beginning and runs between steps."""
+        """Submit the first part of a step. If `opens` is False, the work starts no step and runs between the parts of others."""
         ...
 
     def finish(self, work: Callable[[], Any], behind: Part | None = None, *, brief: bool = False) -> Launched:
@@ -55,7 +55,7 @@ class Lane(Protocol):
         ...
 
     def fault_beside(self, error: BaseException) -> Fault:
-        """Return the severity of an error that `beside` work raised. See `fault`."""
+        """Return the severity of an error raised by work that was passed to `beside`. See `fault`."""
         ...
 
     def ids_to_host(self, ids: Tensor) -> Tensor:

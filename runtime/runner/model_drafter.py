@@ -1,9 +1,9 @@
 """ModelDrafter: makes draft tokens by running a separate draft model after each step.
 
-The draft model computes the same tokens as the model in every step, at the same positions and in its own blocks of the same
+In every step, the draft model computes the same tokens as the model, at the same positions, in its own blocks of the same
 tables. Prompts, chunks, prefix cache hits and rejected draft tokens therefore need no special case. It then generates draft
-tokens one at a time, sampled with the row's parameters and noise of (seed, position), so that a draft token is likely to equal
-the model's sample. Penalties are omitted, because they count sampled tokens only."""
+tokens one at a time. They are sampled with the row's parameters and noise of (seed, position), so they are likely to equal the
+model's samples. Penalties are omitted, because they count sampled tokens only."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 It binds rows, copies blocks and fills inputs. It then replays a captured step, or runs the forward pass, prompt
 log-probabilities, pooling, logits and sampling. Finally it copies results to the host. It does not depend on the model,
-features or device: the lane (see `lane.py`) executes the work and detects its end."""
+features or device. The platform's `Lane` executes the work and detects its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm-up: runs real steps before the first request. They compile kernels, and /health then reports a working model."""
+"""Warm-up: runs real steps before the first request. The steps compile kernels; /health then reports a working model."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Worker:
             self.has_gone()
 
     def has_gone(self) -> None:
-        """Called on the thread when it ends for any reason."""
+        """Handle the end of the thread, for any reason. Called on the thread; subclasses override it."""
 
 
 def _tell(job: _Job, result: Any, error: BaseException | None) -> None:

@@ -29,7 +29,7 @@ class Sequences:
         self._wait(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """Move a waiting sequence, whose blocks have been reserved, to the running ones and assign it a row."""
+        """Move `sequence` from `waiting` to `running` and assign it a row. Its blocks have been reserved."""
         self.waiting.remove(sequence)
         self._policy.starts(sequence)
         sequence.status = SequenceStatus.RUNNING

@@ -1,8 +1,8 @@
 """Gram index: finds earlier occurrences of n-grams (short runs of tokens) in a growing text.
 
 An occurrence is stored as a position: the number of tokens up to the end of the n-gram, where its continuation begins. The
-index maps an n-gram to its last position, and each position to the previous one of the same n-gram, as in an LZ compressor's
-window. A token costs one entry per n-gram size, regardless of the text's length. A search costs one step per position."""
+index maps an n-gram to its last position. It maps each position to the previous one of the same n-gram, as in an LZ
+compressor's window. Each token costs one entry per n-gram size. A search costs one step per position."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ which then cost the same as without speculation. Since texts change, it follows 
 longer. Some of these steps verify a few draft tokens even if they do not pay, to measure whether they would.
 
 After a rest, a sequence lacks draft KV of some tokens, and gets no draft tokens. The same holds for sequences that reuse its
-blocks from the prefix cache; such blocks are recorded by id. When draft tokens pay again, one sequence at a time may be
-recomputed from its first missing token, but only after missing drafts have cost as much time. The total cost is thus at most
-twice the minimum. A prompt whose cached prefix lacks draft KV is computed from there. Both are limited to `_ANEW` tokens."""
+blocks from the prefix cache; these blocks are recorded by id. When draft tokens pay again, a sequence may be recomputed from
+its first missing token. This is done for one sequence at a time, after missing drafts have cost as much time, so it at most
+doubles the loss. A prompt whose cached prefix lacks draft KV is computed from there. Both are limited to `_ANEW` tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Size:
 
 class Resting:
     """Controller of rests. `follows`: the drafter follows the step that is being scheduled if a row needs that. `is_followed`:
-    the step has such a row."""
+    at least one row of the step needs it."""
 
     def __init__(self, speculation: Speculation, block_size: int = 1) -> None:
         self._speculation = speculation

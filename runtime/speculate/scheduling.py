@@ -72,8 +72,8 @@ class DraftScheduling(Feature):
         return bool(self.drafts) or self.speculation.on_device
 
     def _find(self, wanted: list[int], room: int) -> dict[int, tuple[int, ...]] | None:
-        """Return the host's draft tokens of decodes by sequence number, at most `room` in total. If a sequence must wait for
-        its ids in flight, return None, or with drafts on the device set only its entry of `wanted` to 0."""
+        """Return the host's draft tokens of decodes by sequence number, at most `room` in total. Return None if a sequence must
+        wait for its ids in flight. With drafts on the device, only its entry of `wanted` is then set to 0 instead."""
         running = self.scheduler.running
         most, could_draft = self.scheduler.limits.max_num_batched_tokens, []
         for sequence, num_wanted in zip(running, wanted, strict=True):

@@ -53,7 +53,7 @@ class EngineParts:
 
 
 class Running(NamedTuple):
-    """A model that has been loaded, with its runner, which has been warmed up."""
+    """Loaded model with a runner that has been warmed up."""
 
     plan: EnginePlan
     model: Model
