@@ -61,7 +61,7 @@ async def test_what_was_is_looked_back_at(serve, page_of):
 
 
 def recording(*lines: str) -> bytes:
-    return gzip.compress("\n".join(('{"oneloop_recording":1}', *lines)).encode())
+    return gzip.compress("\n".join(('{"oneloop_recording":1}', *lines)).encode(), mtime=0)
 
 
 PUT = """
@@ -76,7 +76,7 @@ input.dispatchEvent(new Event("change"));
     ("given", "said"),
     [
         (b"nothing", "no recording"),
-        (gzip.compress(b"{}\n{}"), "no recording"),
+        (gzip.compress(b"{}\n{}", mtime=0), "no recording"),
         (recording(), "no recording"),
         (recording("{"), "damaged"),
         (recording('{"wall_s": 1, "models": [{}], "unloaded": 3}'), "damaged"),
