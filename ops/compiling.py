@@ -1,9 +1,8 @@
 """Parallel compilation of the Triton kernels that a start needs; by default each is compiled at its first launch, one after
 another.
 
-Inside `compile_together` a launch of an uncompiled kernel starts its compilation on a thread and launches nothing. So
-results inside are meaningless, and uninitialised memory is zeros, which every op accepts as ids, counts and indices.
-Independent of ops."""
+Inside `compile_together` a launch of an uncompiled kernel starts its compilation on a thread and launches nothing. So results
+inside are meaningless, and uninitialised memory is zeros, which every op accepts as ids, counts and indices. Independent of ops."""
 
 from __future__ import annotations
 

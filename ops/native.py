@@ -27,9 +27,7 @@ except ImportError as error:
 
 
 def choose_isa(name: str) -> None:
-    """Use the instruction set `name` from now on.
-
-    Raises ValueError if this processor or installation does not support it."""
+    """Use the instruction set `name` from now on. Raises ValueError if this processor or installation does not support it."""
     global about
     known = module.isas() if module is not None else []
     if name not in known:

@@ -153,9 +153,8 @@ def bias_of(parts: Iterable[StoredWeight]) -> Tensor | None:
 
 
 def only_dense(stored: Stored, dtype: torch.dtype | None = None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the joined weight and bias of plain parts; either is None if no part has it, as in a refill.
-
-    Raises ValueError for other formats, or a dtype other than `dtype`."""
+    """Return the joined weight and bias of plain parts; either is None if no part has it, as in a refill. Raises ValueError for
+    other formats, or a dtype other than `dtype`."""
     parts = parts_of(stored)
     for part in parts:
         if part.format.dtype is None or dtype not in (None, part.format.dtype):

@@ -69,15 +69,14 @@ def paged_attention(
 ) -> Tensor:  # fmt: skip
     """Compute attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
 
-    k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head h // (Hq // Hkv).
-    Query i of row r attends to the keys that `mask` (ops/attention/heads.py) allows: by default 0 to its own position, or only
-    the last `window` of them.
+    k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head h // (Hq // Hkv). Query i
+    of row r attends to the keys that `mask` (ops/attention/heads.py) allows: by default 0 to its own position, or only the last
+    `window` of them.
 
-    If `softcap` is set, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024). sinks [Hq] float32: an
-    extra score of each head, which takes part in the softmax and contributes no value (GPT-OSS, 2025). alibi [Hq] float32:
-    score of head h is reduced by alibi[h] per token of distance, after any softcap (Press et al. 2021); the native CPU
-    kernel leaves these to the reference. Values of an fp8 cache are used unscaled: the caller applies their scales to
-    `scale` and to the result."""
+    If `softcap` is set, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024). sinks [Hq] float32: an extra
+    score of each head, which takes part in the softmax and contributes no value (GPT-OSS, 2025). alibi [Hq] float32: score of head
+    h is reduced by alibi[h] per token of distance, after any softcap (Press et al. 2021); the native CPU kernel leaves these to the
+    reference. Values of an fp8 cache are used unscaled: the caller applies their scales to `scale` and to the result."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2], (), mask]
     if mask != CAUSAL:  # most kernels have no mask argument
         return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi, mask)
@@ -187,11 +186,10 @@ def attend_latent(
     slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """Compute latent attention (`LatentHeads`, D = rank + P): store the step's keys, then attend with every head; [T, Hq,
-    rank].
+    """Compute latent attention (`LatentHeads`, D = rank + P): store the step's keys, then attend with every head; [T, Hq, rank].
 
-    q [T, Hq, D] and latent [T, D], contiguous; the last P dims of both are rotated in place. cache [num_blocks, 1,
-    block_size, D]; positions and slot_mapping [T] int64 as for `rope` and `store_kv`."""
+    q [T, Hq, D] and latent [T, D], contiguous; the last P dims of both are rotated in place. cache [num_blocks, 1, block_size, D];
+    positions and slot_mapping [T] int64 as for `rope` and `store_kv`."""
     run = _attend_latent.runs[q.device, q.dtype, cache.dtype, heads.head_size]
     return run(q, latent, heads, positions, cache, slot_mapping, meta)
 

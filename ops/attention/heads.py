@@ -28,11 +28,10 @@ class AttentionHeads:
     """Heads of an attention layer. qkv rows contain `num_heads` query heads, then `num_kv_heads` key heads, then as many value
     heads.
 
-    `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm. cos_sin [max_pos,
-    D_rot] float32: D_rot / 2 cosines, then as many sines; D_rot 0 rotates nothing. `scale` multiplies q k^T; `window`,
-    `softcap`, `sinks`, `alibi` and `mask` as for `ops.paged_attention`. `relative_bias` [Hq, 2 * R - 1] float32, for
-    `ops.attend_packed` only: entry R - 1 + d is added to the score of a key d positions after its query (-R < d < R).
-    `kv_scales` as for `ops.store_kv`."""
+    `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm. cos_sin [max_pos, D_rot]
+    float32: D_rot / 2 cosines, then as many sines; D_rot 0 rotates nothing. `scale` multiplies q k^T; `window`, `softcap`, `sinks`,
+    `alibi` and `mask` as for `ops.paged_attention`. `relative_bias` [Hq, 2 * R - 1] float32, for `ops.attend_packed` only: entry R
+    - 1 + d is added to the score of a key d positions after its query (-R < d < R). `kv_scales` as for `ops.store_kv`."""
 
     num_heads: int
     num_kv_heads: int

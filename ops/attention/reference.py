@@ -67,9 +67,8 @@ def _attend_row(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None, alibi: Tensor | None, mask: str, prefix_len: int, relative_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute one row's attention: q [n, Hq, D] are the last n tokens of keys and values [Hkv, context, D] -> [n, Hq, D].
-
-    Raises ValueError if the mask lets queries attend to keys of a later step, or did so in an earlier step."""
+    """Compute one row's attention: q [n, Hq, D] are the last n tokens of keys and values [Hkv, context, D] -> [n, Hq, D]. Raises
+    ValueError if the mask lets queries attend to keys of a later step, or did so in an earlier step."""
     num_queries, context_len = len(q), keys.shape[1]
     begin = context_len - num_queries
     late = begin if mask == FULL else begin < prefix_len and (begin or context_len < prefix_len)

@@ -57,9 +57,8 @@ class PeerMemory:
         return [part.data_ptr() for part in self._parts]
 
     def meet(self, addresses: Sequence[Sequence[int]], devices: Sequence[int]) -> None:
-        """Connect to the other ranks. `addresses` and `devices` are in the order of ranks.
-
-        Raises RuntimeError if this device cannot access another's memory."""
+        """Connect to the other ranks. `addresses` and `devices` are in the order of ranks. Raises RuntimeError if this device
+        cannot access another's memory."""
         for rank, (parts, device) in enumerate(zip(addresses, devices, strict=True)):
             if rank != self.number:
                 _reach(self._calls.device.index, device)

@@ -291,10 +291,8 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
-    """Return a tensor map of `box`-shaped tiles (at most 256 each way) of the view `sizes` by `strides` (elements) of a
-    tensor's memory, fastest dimension first: 128 bytes of stride 1, a row of shared memory. Elements outside `sizes` are read
-    as zero.
-
+    """Return a tensor map of `box`-shaped tiles (at most 256 each way) of the view `sizes` by `strides` (elements) of a tensor's
+    memory, fastest dimension first: 128 bytes of stride 1, a row of shared memory. Elements outside `sizes` are read as zero.
     Raises ValueError if the driver refuses it, usually because an address or stride is no multiple of 16 bytes."""
     return _made(
         _DATA_TYPES[tensor.dtype], tensor.itemsize, tensor.data_ptr(), tuple(sizes), tuple(strides), tuple(box)

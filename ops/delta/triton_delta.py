@@ -1,9 +1,8 @@
-"""Gated delta rule in Triton. Requests of one token read, update and write their state once. Longer ones process their tokens
-in chunks of matrix products and keep the state in registers from the first chunk to the last (Yang et al. 2024).
+"""Gated delta rule in Triton. Requests of one token read, update and write their state once. Longer ones process their tokens in
+chunks of matrix products and keep the state in registers from the first chunk to the last (Yang et al. 2024).
 
-The corrections of a chunk's tokens depend on each other by a unit lower triangular matrix, inverted from the diagonal
-outwards: blocks of twice the size from pairs of blocks, [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], all pairs
-by one product."""
+The corrections of a chunk's tokens depend on each other by a unit lower triangular matrix, inverted from the diagonal outwards:
+blocks of twice the size from pairs of blocks, [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]], all pairs by one product."""
 
 from __future__ import annotations
 

@@ -55,12 +55,11 @@ _prepare_heads = Op(
 
 
 def prepare_linear(stored: Stored, activations: torch.dtype | None = None) -> LinearWeight:
-    """Convert a weight and its bias to the form that the chosen kernel reads; several parts are stacked by rows. Done once at
-    load; the originals may be dropped afterwards. `activations`: dtype of activations and biases, by default the dtype of plain
-    weights, float32 for quantised ones.
+    """Convert a weight and its bias to the form that the chosen kernel reads; several parts are stacked by rows. Done once at load;
+    the originals may be dropped afterwards. `activations`: dtype of activations and biases, by default the dtype of plain weights,
+    float32 for quantised ones.
 
-    Raises NotImplementedError if no kernel supports the formats (`linear_refusal`), ValueError for values that it cannot
-    store."""
+    Raises NotImplementedError if no kernel supports the formats (`linear_refusal`), ValueError for values that it cannot store."""
     parts = parts_of(stored)
     formats = formats_of(parts)
     dtype = activations or parts[0].format.dtype or torch.float32

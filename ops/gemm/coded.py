@@ -1,11 +1,9 @@
-"""Linear layers on CUDA whose weight stays in codes (`ops.stored.CODED`), or in ggml's blocks, which are converted to such
-codes.
+"""Linear layers on CUDA whose weight stays in codes (`ops.stored.CODED`), or in ggml's blocks, which are converted to such codes.
 
-The layout is pieces if tiled_w4.cu on Hopper multiplies the weight, otherwise rows. For few rows of x the kernel streams
-codes (few_rows_coded.cu) and x stays in 16 bits. For more rows, x is quantised for fp8 and w8 codes, which tensor cores
-support directly: cuBLAS multiplies fp8 with one scale per row, tiled_fp8.cu in groups of 128 columns on Hopper; other groups
-and int8 use Triton. For other codes x stays in 16 bits. With so many rows that the product is compute-bound, the weight is
-dequantised for one product."""
+The layout is pieces if tiled_w4.cu on Hopper multiplies the weight, otherwise rows. For few rows of x the kernel streams codes
+(few_rows_coded.cu) and x stays in 16 bits. For more rows, x is quantised for fp8 and w8 codes, which tensor cores support directly:
+cuBLAS multiplies fp8 with one scale per row, tiled_fp8.cu in groups of 128 columns on Hopper; other groups and int8 use Triton. For
+other codes x stays in 16 bits. With so many rows that the product is compute-bound, the weight is dequantised for one product."""
 
 from __future__ import annotations
 

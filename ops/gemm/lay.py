@@ -52,9 +52,8 @@ def fit_pieces(parts: tuple[StoredWeight, ...]) -> bool:
 
 def lay(parts: tuple[StoredWeight, ...], *, in_pieces: bool, groups: int = 1) -> dict[str, Tensor]:
     """Stack rows of several parts by role: "pieces", or "weight" [N, bytes of a row], "scales" [groups, N] and further roles of
-    `triton_coded.Codes`; and "order" [K] if columns are reordered. `groups`: minimum number for w4, w8 and fp8.
-
-    Raises ValueError if the parts cannot be one weight."""
+    `triton_coded.Codes`; and "order" [K] if columns are reordered. `groups`: minimum number for w4, w8 and fp8. Raises ValueError
+    if the parts cannot be one weight."""
     if kind_of(parts[0]) in DECODED:
         return {"pieces": _pieces_of_decoded(parts)} if in_pieces else _rows_of_decoded(parts)
     kind, stack = parts[0].format, stacked(parts, groups)

@@ -1,5 +1,4 @@
-"""Linear layers on Hopper with E4M3 codes of both weight and x: tiles of both in shared memory, any number of rows
-(tiled_fp8.cu).
+"""Linear layers on Hopper with E4M3 codes of both weight and x: tiles of both in shared memory, any number of rows (tiled_fp8.cu).
 
 Scales are per row, or per 128 columns of a row; a gate's activation is part of the same launch."""
 

@@ -42,8 +42,7 @@ def unpack(
 ) -> None:  # fmt: skip
     """Unpack one upload into a step's inputs and the per-row tables; its order is in ops/inputs/triton_unpack.py.
 
-    packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 or longer. Each row's count is set to its value after the
-    step."""
+    packed [num_tokens + 4 * num_rows + 3 * num_updates] int32 or longer. Each row's count is set to its value after the step."""
     run = _unpack.runs[packed.device, packed.dtype]
     run(
         packed, to, num_tokens=num_tokens, num_rows=num_rows, num_updates=num_updates, padded_tokens=padded_tokens,

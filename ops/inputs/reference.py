@@ -12,14 +12,13 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """Inputs of model and sampler for up to T tokens of up to B rows, and the per-row tables of R rows that persist between
-    steps.
+    """Inputs of model and sampler for up to T tokens of up to B rows, and the per-row tables of R rows that persist between steps.
 
     input_ids, positions [T] int64. slot_mapping [G, T] int64, for G block tables of each row: by token, or, in the last
     `num_state_tables`, by batch index. By batch index: rows, seq_lens, sample_rows [B] int32; query_start_loc [B + 1] int32;
-    sample_positions, logit_tokens [B] int64, the latter each row's last token of the step. By row: last_ids [R + R * D + 1]
-    int64, the last sampled id of each row, then D draft ids for each row; num_computed [R] int32, tokens in the KV cache
-    after the steps so far; block_tables [G, R, E] int32, with `block_size` tokens per entry."""
+    sample_positions, logit_tokens [B] int64, the latter each row's last token of the step. By row: last_ids [R + R * D + 1] int64,
+    the last sampled id of each row, then D draft ids for each row; num_computed [R] int32, tokens in the KV cache after the steps
+    so far; block_tables [G, R, E] int32, with `block_size` tokens per entry."""
 
     input_ids: Tensor
     positions: Tensor

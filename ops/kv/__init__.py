@@ -31,9 +31,8 @@ def store_kv(
 ) -> None:  # fmt: skip
     """Write k, v [T, Hkv, D] into k_cache, v_cache [num_blocks, Hkv, block_size, D] at slot_mapping [T] int64.
 
-    slot = block_id * block_size + offset; -1 writes nothing. An entry of an int8 cache has four more bytes, its float32
-    scale (ops/kv/eight_bits.py). `kv_scales`: factors of the numbers in fp8 caches, for keys and values; ignored for other
-    caches."""
+    slot = block_id * block_size + offset; -1 writes nothing. An entry of an int8 cache has four more bytes, its float32 scale
+    (ops/kv/eight_bits.py). `kv_scales`: factors of the numbers in fp8 caches, for keys and values; ignored for other caches."""
     _store_kv.runs[k.device, k.dtype, k_cache.dtype, k.shape[2]](k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 

@@ -1,15 +1,14 @@
 """LoRA in Triton: two kernels per layer over tiles of one adapter's tokens (triton_index.py), after the weight's own.
 
 Slots and tiles of a step are read from device memory. The grid depends on the number of tokens and slots only, so one captured
-graph serves any mixture, including none: a program takes a tile, and then further ones. The first kernel shrinks the inputs for
-all parts of a layer, with split-K if few tokens would leave the device idle. The second sums the splits, expands, and adds to
-the weight's output; after gate and up it also applies the activation, without another launch. Each output belongs to one
-program, so results are bit-reproducible. Few tokens in 16 bits on Hopper use few_tokens.cu, with the same two steps over the
-same tiles.
+graph serves any mixture, including none: a program takes a tile, and then further ones. The first kernel shrinks the inputs for all
+parts of a layer, with split-K if few tokens would leave the device idle. The second sums the splits, expands, and adds to the
+weight's output; after gate and up it also applies the activation, without another launch. Each output belongs to one program, so
+results are bit-reproducible. Few tokens in 16 bits on Hopper use few_tokens.cu, with the same two steps over the same tiles.
 
-Before waiting for its predecessor, a kernel reads only data that is complete: the tiles, whose kernel does not allow early
-launch, and adapters, which copies wrote. A program without a tile ends at once, except the first one, which waits: otherwise
-the next kernel would consider the predecessor finished."""
+Before waiting for its predecessor, a kernel reads only data that is complete: the tiles, whose kernel does not allow early launch,
+and adapters, which copies wrote. A program without a tile ends at once, except the first one, which waits: otherwise the next
+kernel would consider the predecessor finished."""
 
 from __future__ import annotations
 

@@ -36,10 +36,8 @@ _prepare_experts = Op(
 def prepare_experts(
     shape: ExpertShape, dtype: torch.dtype, device: torch.device, formats: Iterable[WeightFormat] = ()
 ) -> ExpertWeights:
-    """Allocate the experts of one layer in the form that the chosen kernel reads; they are filled one by one. `formats`:
-    formats of the weights, by default plain numbers of `dtype`.
-
-    Raises NotImplementedError if no kernel supports them (`moe_refusal`)."""
+    """Allocate the experts of one layer in the form that the chosen kernel reads; they are filled one by one. `formats`: formats of
+    the weights, by default plain numbers of `dtype`. Raises NotImplementedError if no kernel supports them (`moe_refusal`)."""
     facts = (device, dtype, None, 0, tuple(formats))
     made: ExpertWeights = _prepare_experts.runs[facts](shape, dtype, device)
     return made

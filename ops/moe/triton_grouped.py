@@ -1,10 +1,9 @@
-"""Mixture of experts in Triton: two grouped matrix products over pairs sorted by expert, then a sum over each token's
-parts.
+"""Mixture of experts in Triton: two grouped matrix products over pairs sorted by expert, then a sum over each token's parts.
 
-The grid is an upper bound that follows from the number of pairs alone, and a program finds its expert by counting tiles
-in device memory: a captured graph serves any routing, and the host never waits. Few tokens make it a stream of weights,
-read once for up to a tile of rows; many make it tensor-core products of large tiles. Accumulation is in float32, and
-the parts of a token are added in the order of its ranks: the same bits every time."""
+The grid is an upper bound that follows from the number of pairs alone, and a program finds its expert by counting tiles in device
+memory: a captured graph serves any routing, and the host never waits. Few tokens make it a stream of weights, read once for up to a
+tile of rows; many make it tensor-core products of large tiles. Accumulation is in float32, and the parts of a token are added in
+the order of its ranks: the same bits every time."""
 
 from __future__ import annotations
 

@@ -119,9 +119,7 @@ class Decoder:
 
     def load_parameter(self, name: str, stored: ops.Stored) -> None:
         """Replace the values of parameter `name`, from the next step on. `stored`: a matrix may include its bias. No step may be in
-        flight.
-
-        Raises WeightsError if the model has no parameter `name`, or if shape or format differ."""
+        flight. Raises WeightsError if the model has no parameter `name`, or if shape or format differ."""
         self._parameters.load(name, stored)
 
     def embed(self, input_ids: Tensor, adapters: Tensor | None = None) -> Tensor:

@@ -34,9 +34,7 @@ log = logging.getLogger("oneloop.start")
 
 def describe(config: Mapping[str, Any], wanted: str = "auto", modules: SentenceModules | None = None) -> ModelSpec:
     """Return the spec of a Hugging Face config. `wanted`: "native", "transformers", or "auto", which uses native if it is
-    supported. `modules`: sentence-transformers modules that follow the model.
-
-    Raises UnsupportedModel."""
+    supported. `modules`: sentence-transformers modules that follow the model. Raises UnsupportedModel."""
     architecture = architecture_of(config)
     why: str | None = None
     if wanted != "transformers":
@@ -75,9 +73,8 @@ def load(
     max_model_len: int, device: str, weights: WeightPolicy, adapters: AdapterRoom | None = None, peers: Peers | None = None,
     stage: StageIO | None = None, counts_experts: bool = False,
 ) -> Model:  # fmt: skip
-    """Load the model of `spec`, a result of `describe`. Arguments are those of `models.load.load_model`.
-
-    Raises WeightsError if config and weights do not match, and UnsupportedModel if they need unsupported features."""
+    """Load the model of `spec`, a result of `describe`. Arguments are those of `models.load.load_model`. Raises WeightsError if
+    config and weights do not match, and UnsupportedModel if they need unsupported features."""
     if isinstance(spec, DecoderSpec):
         if (original := _longrope_switch(spec)) is not None and max_model_len > original:
             log.warning(

@@ -79,9 +79,7 @@ def load_draft_head(
     max_model_len: int, weights: WeightPolicy | None = None,
 ) -> DraftHead:  # fmt: skip
     """Load a draft head for `model`, with the model's dtype and device. Arguments are those of `load_model`; `files` may be the
-    model's.
-
-    Raises WeightsError if config and weights do not match."""
+    model's. Raises WeightsError if config and weights do not match."""
     dtype, device = model.dtype, model.device
     with opened(spec, files, dtype=dtype, load_format=load_format, seed=seed, device=device, policy=weights) as reader:
         read = read_weights(spec, reader, dtype=dtype, device=device, progress=progress)

@@ -112,9 +112,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 class ParameterReader:
     """Reader of the parameters of `spec` from the checkpoint `source`. `dtype`: dtype of activations. Matrices are stored by
-    `policy` if kernels of the device support that; otherwise a warning is logged once.
-
-    Raises WeightsError with the names of missing, surplus and wrong-shape tensors."""
+    `policy` if kernels of the device support that; otherwise a warning is logged once. Raises WeightsError with the names of
+    missing, surplus and wrong-shape tensors."""
 
     def __init__(
         self, spec: DecoderSpec, source: TensorSource, policy: WeightPolicy, dtype: str, device: torch.device

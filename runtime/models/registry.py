@@ -46,9 +46,8 @@ def register(architectures: Mapping[str, Family], origin: str) -> None:
 
 
 def add_plugins(names: Iterable[str]) -> None:
-    """Register the model families of the installed packages with entry points `names`.
-
-    Raises PlanError, with the option's name in its message, if there is no such entry point."""
+    """Register the model families of the installed packages with entry points `names`. Raises PlanError, with the option's name in
+    its message, if there is no such entry point."""
     from importlib.metadata import entry_points  # its import takes as long as that of all families
 
     for name in names:
@@ -98,9 +97,8 @@ def is_described(architecture: str) -> bool:
 
 
 def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
-    """Return the spec of a Hugging Face config.
-
-    Raises UnsupportedModel if no family describes it, or if it uses unsupported options."""
+    """Return the spec of a Hugging Face config. Raises UnsupportedModel if no family describes it, or if it uses unsupported
+    options."""
     name = architecture_of(config)
     family = FAMILIES.get(name) or causal_with_other_head(name, FAMILIES)
     if family is None:
@@ -116,9 +114,8 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def mtp_from_config(config: Mapping[str, Any], spec: DecoderSpec) -> DraftHeadSpec:
-    """Return the spec of the MTP module in a model's own checkpoint. `spec`: result of `spec_from_config`.
-
-    Raises UnsupportedModel if the model has none."""
+    """Return the spec of the MTP module in a model's own checkpoint. `spec`: result of `spec_from_config`. Raises UnsupportedModel
+    if the model has none."""
     name = architecture_of(config)
     if name not in _mtp:
         raise UnsupportedModel(f"method mtp does not support {name}; it supports {', '.join(sorted(_mtp))}")

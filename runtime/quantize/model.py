@@ -85,9 +85,7 @@ def quantize(
     shard_bytes: int = SHARD_BYTES, gram_bytes: int = GRAM_BYTES,
 ) -> Quantised:  # fmt: skip
     """Quantise a model and write it to the new folder `out`. `texts`: token ids of calibration texts; without texts, matrices are
-    only rounded.
-
-    Raises WeightsError, and UnsupportedModel for architectures that our own decoder does not support."""
+    only rounded. Raises WeightsError, and UnsupportedModel for architectures that our own decoder does not support."""
     scheme, spec = SCHEMES[scheme_name], spec_from_config(files.config)
     with ModelFolder(out, shard_bytes) as folder:
         with files.open_tensors("auto", {}, 0) as source:

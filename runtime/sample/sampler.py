@@ -50,9 +50,7 @@ class Sampler:
 
     def bind(self, row: int, binding: RowBinding) -> None:
         """Write the sampling parameters of the new sequence of `row` to the tables, on the current stream. Called before the row's
-        first sample.
-
-        Raises ValueError if a list is longer than its table."""
+        first sample. Raises ValueError if a list is longer than its table."""
         record = Record()
         for stage in self._stages:
             stage.bind(row, binding, record)

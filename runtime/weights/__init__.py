@@ -1,1 +1,1 @@
-"""Finding, downloading and reading model files, with numpy only: no torch, and nothing about a model's computation."""
+"""Locating, downloading and reading model files. Uses numpy only, no torch, and is independent of a model's computation."""

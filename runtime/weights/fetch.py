@@ -1,6 +1,6 @@
-"""Resolution of a model's name to local files: a folder, a .gguf file, a name of the catalogue or a hub id.
+"""Resolution of a model name to local files. A name is a folder, a .gguf file, a name of the catalogue or a hub id.
 
-Blocks, so it runs in a thread. Reads no weights and needs no torch."""
+The functions block, so they are called on a thread. They read no weights and need no torch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model on disk. `config`: as in config.json, for all formats; `generation_config`: may be empty.
+    """Files of a model on disk.
 
-    `tokenizer_path`: a folder in HF format, or the .gguf file, whose metadata is in `gguf`. `modules`: sentence-transformers
-    modules after the model. Their prompts and other files about text are in `modules_path`."""
+    `config`: content of config.json, converted for other formats. `generation_config`: may be empty. `tokenizer_path`: folder in
+    Hugging Face format, or the .gguf file, whose metadata is in `gguf`. `modules`: sentence-transformers modules that follow the
+    model; `modules_path`: folder of their prompts and other files about text."""
 
     name: str
     kind: Literal["hf", "gguf", "ctranslate2"]
@@ -48,7 +49,7 @@ class ModelFiles:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Token ids that end a sequence, from both configs."""
+        """Token ids that end a sequence, according to config.json and generation_config.json."""
         found: set[int] = set()
         for config in (self.config, self.generation_config):
             ids = config.get("eos_token_id")
@@ -63,7 +64,7 @@ class ModelFiles:
         return sum(path.stat().st_size for path in self._weight_files)
 
     def leave_memory(self) -> None:
-        """Drop the weights' files from the page cache, unless other processes use them."""
+        """Drop the weight files from the operating system's page cache, unless other processes use them."""
         for path in self._weight_files:
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -75,7 +76,7 @@ class ModelFiles:
         return [self.path / MODEL_BIN] if self.kind == "ctranslate2" else [*self.path.glob("*.safetensors")]
 
     def open_tensors(self, load_format: str, expected: Mapping[str, Shape], seed: int) -> TensorStream:
-        """Open the tensors, see `rules.Checkpoint`."""
+        """Open the tensors of the weight files, see `rules.Checkpoint`."""
         if load_format not in LOAD_FORMATS:
             raise WeightsError(f"load-format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
         if load_format == "dummy":
@@ -96,10 +97,8 @@ class ModelFiles:
 def resolve(
     model: str, revision: str | None, progress: Report, *, cancel: Event | None = None, load_format: str = "auto"
 ) -> ModelFiles:
-    """Find the model's files, and download missing ones. `progress` is called from this thread and its helper threads; setting
-    `cancel` ends a download. With load format "dummy" no weights are downloaded.
-
-    Raises WeightsError, including FetchError."""
+    """Locate the files of `model`, downloading missing ones. `progress` is called on this thread and on helper threads. Setting
+    `cancel` ends a download. With load format "dummy" no weights are downloaded. Raises WeightsError, including FetchError."""
     cancel = cancel or Event()
     path = Path(model).expanduser()
     if path.is_dir():

@@ -1,8 +1,9 @@
-"""GGUF: reader of a file's metadata and tensors, as untrusted data.
+"""Reader of GGUF files, metadata and tensors, which are treated as untrusted data.
 
-Every count and length is checked against the rest of the file before anything is allocated, so a hostile file causes only a
-WeightsError. The header is parsed from a mapping that is then closed. Tensor data is read with pread, because accessing a
-mapped file after its truncation kills the process. Handles the container (versions 2 and 3), not the tensors' meaning.
+Every count and length is checked against the rest of the file before memory is allocated, so a hostile file causes only a
+WeightsError. The header is read through a memory mapping that is then closed. Tensors are read with pread, because accessing a
+mapped file after its truncation kills the process. This module reads the container (versions 2 and 3) and does not interpret the
+tensors.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
 
@@ -49,8 +50,8 @@ _FILE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Tensor of a GGUF file. `shape`: in numpy order (rows first). Bytes `offset` to `offset + nbytes` of the file contain
-    it row by row."""
+    """Description of a tensor in a GGUF file. `shape`: in numpy's order, rows first. Its data is bytes `offset` to `offset +
+    nbytes` of the file, row by row."""
 
     name: str
     shape: Shape
@@ -60,15 +61,13 @@ class GgufTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Number of bytes of one index of the first dimension."""
+        """Number of bytes in one row, i.e. one index of the first dimension."""
         return self.nbytes // self.shape[0]
 
 
 class GgufFile:
-    """Open GGUF file. `metadata`: Python values by key, arrays as lists. `tensors`: by their GGUF name. Close it, or use it as
-    a context.
-
-    Raises WeightsError naming the file, and FileNotFoundError."""
+    """Open GGUF file. `metadata`: Python values by key, arrays as lists. `tensors`: descriptions by GGUF name. Close it, or use it
+    as a context manager. Raises FileNotFoundError, and WeightsError with the file's name."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -86,7 +85,7 @@ class GgufFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file. `metadata` and `tensors` stay."""
+        """Close the file. `metadata` and `tensors` remain available."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -97,7 +96,7 @@ class GgufFile:
 
     @property
     def quantization(self) -> str:
-        """Name of the weights' types, such as Q4_K_M, from the metadata, or else the type with most bytes."""
+        """Name of the file's quantisation, such as Q4_K_M, from the metadata. Without it, the tensor type with most bytes."""
         said = self.metadata.get("general.file_type")
         if isinstance(said, int) and said in _FILE_TYPES:
             return _FILE_TYPES[said]
@@ -107,23 +106,23 @@ class GgufFile:
         return max(nbytes, key=nbytes.__getitem__, default="F32")
 
     def reopened(self) -> GgufFile:
-        """Return the same file opened again, to read tensors after this one is closed. The header is not parsed again."""
+        """Return the same file opened again, to read tensors after this object is closed. The header is not parsed again."""
         fresh = copy.copy(self)
         fresh._fd = _open(self.path)
         return fresh
 
     def raw_rows(self, tensor: GgufTensor, start: int, stop: int) -> Bytes:
-        """Return stored rows of the tensor: [stop - start, row_bytes] uint8. Thread-safe."""
+        """Return rows [start, stop) of a tensor as stored: [stop - start, row_bytes] uint8. Thread-safe."""
         rows = np.empty((stop - start, tensor.row_bytes), np.uint8)
         self.read_raw_rows(tensor, start, rows)
         return rows
 
     def read_raw_rows(self, tensor: GgufTensor, start: int, out: Bytes) -> None:
-        """Read stored rows from row `start` on into the contiguous `out`, until it is full."""
+        """Read rows of a tensor as stored, from row `start` on, until the contiguous `out` is full."""
         read_exactly(self._fd, out, tensor.offset + start * tensor.row_bytes, self.path)
 
     def read(self, name: str) -> Floats:
-        """Return the tensor dequantised, as float32 in its own shape."""
+        """Return a tensor, dequantised to float32, in its own shape."""
         tensor = self.tensors[name]
         if tensor.type not in FORMATS:
             raise WeightsError(
@@ -139,9 +138,8 @@ def _open(path: Path) -> int:
 
 
 def read_exactly(fd: int, buffer: Bytes, offset: int, path: Path) -> None:
-    """Fill the contiguous buffer with the file's bytes from `offset` on.
-
-    Raises WeightsError if the file ends early or cannot be read."""
+    """Fill the contiguous `buffer` with bytes of the file from `offset` on. Raises WeightsError if the file ends early or cannot be
+    read."""
     view = buffer.reshape(-1).data
     while view:
         try:
@@ -178,7 +176,7 @@ class _Reader:
         return WeightsError(f"{self._path}: broken GGUF file: {text}")
 
     def start(self) -> tuple[int, int]:
-        """Return the numbers of tensors and metadata keys."""
+        """Check magic and version, and return (number of tensors, number of metadata keys)."""
         if self._data[:4] != _MAGIC:
             raise WeightsError(f"{self._path}: not a GGUF file: it begins with {self._data[:4]!r}")
         self._at = 4
@@ -249,7 +247,7 @@ class _Reader:
         return list(values)
 
     def strings(self, count: int) -> list[str]:
-        """Read `count` strings, with `string` inlined: 100,000 of them are most of a header."""
+        """Read `count` strings. The code of `string` is repeated here for speed: a header may contain 100,000 strings."""
         data, at, size = self._data, self._at, self._size
         unpack: Callable[[mmap.mmap, int], tuple[int]] = _SCALARS[10].unpack_from
         self.need(8 * count)

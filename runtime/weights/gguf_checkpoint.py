@@ -1,8 +1,8 @@
-"""Tensors of a GGUF file as a Hugging Face checkpoint: its names, row order and shapes.
+"""Tensors of a GGUF file as a Hugging Face checkpoint: with its names, row order and shapes.
 
-llama.cpp renames tensors during conversion. For the llama architecture it reorders the rows of q and k so that rotary pairs
-are adjacent. It adds one to Gemma's norm weights, flattens matrices of one row, and splits DeepSeek's keys and values. All
-of this is undone here. The container is read by `gguf.py`, the metadata by `gguf_config.py`."""
+llama.cpp renames tensors during conversion. For the llama architecture it reorders the rows of q and k, so that rotary pairs are
+adjacent. It adds 1 to Gemma's norm weights, flattens matrices of one row, and splits DeepSeek's keys and values. This module undoes
+all of that. `gguf.py` reads the container, and `gguf_config.py` the metadata."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _KEYS, _VALUES, _KEYS_AND_VALUES = (f".self_attn.{name}_proj.weight" for name in
 
 @dataclass(frozen=True, slots=True)
 class _LatentHeads:
-    """Decompression matrices of latents: keys [heads, rank, key size] and values [heads, value size, rank]. As one matrix
-    with rows of size `rank`, each head has the rows of its keys, then of its values."""
+    """Matrices that expand DeepSeek's latents: keys [heads, rank, key size] and values [heads, value size, rank]. They appear as
+    one matrix with rows of size `rank`, in which each head has the rows of its keys, then those of its values."""
 
     keys: GgufTensor
     values: GgufTensor
@@ -40,9 +40,8 @@ class _LatentHeads:
 
 
 class GgufCheckpoint:
-    """Tensors of a GGUF file by Hugging Face name, in Hugging Face row order. Must be closed.
-
-    Raises WeightsError if a tensor's type is not supported."""
+    """Tensors of a GGUF file by Hugging Face name, an implementation of `stream.TensorReader`. It must be closed. Raises
+    WeightsError if a tensor's type is not supported."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file.reopened()
@@ -112,7 +111,8 @@ class GgufCheckpoint:
         return self._heads(tensor, start, stop, head_size)
 
     def _heads(self, tensor: GgufTensor, start: int, stop: int, head_size: int) -> Bytes:
-        """Return rows of q or k in Hugging Face order: rotary pairs half a head apart. Blocks never span rows."""
+        """Return rows of q or k in Hugging Face order, where the rows of a rotary pair are half a head apart. Blocks never span
+        rows."""
         first, last = start // head_size * head_size, -(-stop // head_size) * head_size
         pairs = self._file.raw_rows(tensor, first, last).reshape(-1, head_size // 2, 2, tensor.row_bytes)
         rows = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(last - first, tensor.row_bytes)

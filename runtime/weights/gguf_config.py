@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file's metadata and tensor names to config.json and generation_config.json."""
+"""Conversion of a GGUF file's metadata and tensor names to config.json, generation_config.json and Hugging Face names."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ _GPT_OSS = {"post_attention_norm": "post_attention_layernorm"}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Architecture of a GGUF file: Hugging Face's name, and llama.cpp's conversion of it. `layer_names`: in addition to
-    Llama's, or overriding them. `reordered`: q and k are permuted. `plus_one`: norm weights include the one that the model
-    adds. `config`: values missing in the metadata."""
+    """Architecture of GGUF files. `name`: Hugging Face's name.
+
+    `layer_names`: tensor names in addition to Llama's, or overriding them. `reordered`: llama.cpp has permuted rows of q and k.
+    `plus_one`: llama.cpp has added 1 to norm weights. `config`: config values that are missing in the metadata."""
 
     name: str
     model_type: str
@@ -84,13 +85,14 @@ MIXTURES = {
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture | None:
-    """Return the architecture; None if unknown, or unknown as a mixture of experts."""
+    """Return the file's architecture; None if it is unknown. An architecture may be known without experts only."""
     name = metadata.get("general.architecture", "")
     return (MIXTURES if metadata.get(f"{name}.expert_count") else DENSE).get(name)
 
 
 def hf_name(name: str, architecture: Architecture | None) -> str:
-    """Convert "blk.3.attn_q.weight" to "model.layers.3.self_attn.q_proj.weight"; unknown names are returned unchanged."""
+    """Convert a tensor name such as "blk.3.attn_q.weight" to "model.layers.3.self_attn.q_proj.weight". Unknown names are
+    unchanged."""
     stem, _, kind = name.rpartition(".")
     if not stem.startswith("blk."):
         return f"{_NAMES[stem]}.{kind}" if stem in _NAMES else name
@@ -107,9 +109,8 @@ LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_fa
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
-    """Return the model's config.json from the metadata and the tensors. `file` is open.
-
-    Raises WeightsError if it is incomplete or unsupported."""
+    """Return the model's config.json, from the metadata and the tensors' shapes. `file` must be open. Raises WeightsError if the
+    metadata is incomplete or unsupported."""
     metadata = GGUFMetadata(f"{file.path}: ", file.metadata)
     architecture = metadata.architecture()
     embedding = file.tensors.get("token_embd.weight")
@@ -144,7 +145,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config_from_gguf(file: GgufFile) -> dict[str, Any]:
-    """Return the token ids in the form of generation_config.json: `eos_token_id` is a list if turns end with another token."""
+    """Return the token ids of generation_config.json. `eos_token_id` is a list if a chat turn ends with another token than a
+    text."""
     ids = {kind: file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot", "eom")}
     ends = [i for i in dict.fromkeys((ids["eos"], ids["eot"], ids["eom"])) if i is not None]
     found: dict[str, Any] = {}
@@ -181,14 +183,14 @@ def _scaling_numbers(metadata: GGUFMetadata) -> dict[str, Any]:
 
 
 def _mscale(metadata: GGUFMetadata) -> dict[str, float]:
-    """Return DeepSeek's two YaRN scales, which are equal; the metadata contains a tenth of their value."""
+    """Return DeepSeek's two YaRN scales, which are equal. The metadata contains a tenth of their value."""
     tenth = metadata.optional("rope.scaling.yarn_log_multiplier")
     return {} if tenth is None else {"mscale": 10 * tenth, "mscale_all_dim": 10 * tenth}
 
 
 def _gemma(file: GgufFile, metadata: GGUFMetadata) -> dict[str, Any]:
-    """Return config fields of Gemma 2 and 3. The largest models, recognised by their number of layers, scale scores by
-    another width than a head's."""
+    """Return config values of Gemma 2 and 3. In the largest models, recognised by their number of layers, scores are not scaled by
+    the head size."""
     largest = {"gemma2": 46, "gemma3": 62}.get(file.metadata["general.architecture"])
     if largest is None:
         return {}
@@ -205,8 +207,8 @@ def _gemma(file: GgufFile, metadata: GGUFMetadata) -> dict[str, Any]:
 
 
 def _deepseek(metadata: GGUFMetadata) -> dict[str, Any]:
-    """Return config fields of DeepSeek V2 or V3, which differ in the metadata by the scoring function. Head sizes are those
-    of the decompressed heads, which have separate keys in newer files."""
+    """Return config values of DeepSeek V2 or V3. In the metadata they differ by the scoring function. Head sizes are those of the
+    expanded heads, which have separate keys in newer files."""
     rotary_dim, scale = metadata.count("rope.dimension_count"), metadata.optional("expert_weights_scale")
     own = "_mla" if metadata.optional("attention.key_length_mla") is not None else ""
     groups = metadata.optional("expert_group_count") or 1

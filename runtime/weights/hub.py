@@ -1,7 +1,8 @@
-"""Hugging Face hub: a repository's config, tokenizer and safetensors as a local folder, or one of its .gguf files.
+"""Downloads from the Hugging Face hub: a repository's config, tokenizer and safetensors as a local folder, or one of its .gguf
+files.
 
-Uses huggingface_hub and its cache, so HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have their usual meaning. Pickle
-files are never downloaded."""
+Uses huggingface_hub and its cache, so HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have their usual meaning. Pickle files are
+never downloaded."""
 
 from __future__ import annotations
 
@@ -36,8 +37,7 @@ def download(
     weights: bool = True,
     endpoint: str | None = None,
 ) -> Path:
-    """Download a snapshot and return its folder. Without `weights`, download only the files that describe the model.
-
+    """Download a repository and return its local folder. With `weights` False, download only the files that describe the model.
     Raises FetchError."""
     # Imported here, because it takes a third of a second.
     from huggingface_hub import snapshot_download
@@ -57,9 +57,8 @@ def download(
 def download_gguf(
     repo_id: str, quantization: str, revision: str | None, report: Report, cancel: Event, *, endpoint: str | None = None
 ) -> Path:
-    """Download the .gguf file of a repository whose name ends with `quantization`, such as Q4_K_M, in either case.
-
-    Raises FetchError, also if there is none, or if it is split into several files."""
+    """Download the repository's .gguf file whose name ends with `quantization`, such as Q4_K_M, ignoring case. Return its path.
+    Raises FetchError, also if there is no such file, or if it is split into several."""
     from huggingface_hub import snapshot_download
 
     report(LoadProgress("download"))
@@ -78,10 +77,10 @@ def download_gguf(
 
 
 def verify(path: Path, report: Report, cancel: Event) -> None:
-    """Check the files of a snapshot, or one file of it, against the hub's hashes.
+    """Compare the files of a downloaded repository, or one of its files, with the hub's hashes.
 
-    huggingface_hub stores each file under its hash: SHA-256 for weights, git's SHA-1 for others. A file that differs is
-    deleted. Raises FetchError, FetchCancelled."""
+    huggingface_hub stores each file under its hash: SHA-256 for weights, git's SHA-1 for others. A file with another hash is
+    deleted. Raises FetchError, and FetchCancelled if `cancel` is set."""
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     blobs = [(file, file.resolve()) for file in files if _HASH.fullmatch(file.resolve().name)]
     total, done = sum(blob.stat().st_size for _, blob in blobs), 0

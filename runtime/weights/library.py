@@ -1,4 +1,4 @@
-"""Library: local models in oneloop's cache folder and in that of the Hugging Face hub; downloading and deleting them.
+"""Library of local models: lists, downloads and deletes models in oneloop's cache folder and in that of huggingface_hub.
 
 Listing reads only folders and config.json, and does not import huggingface_hub."""
 
@@ -22,9 +22,9 @@ from runtime.weights.rules import Report
 
 @dataclass(frozen=True, slots=True)
 class KeptModel:
-    """Local model. `name`: name by which it is served; `num_bytes`: size of its weights; `path`: its folder or .gguf file;
-    `config`: path of its config.json, if it has one; `modified`: seconds since the epoch; `is_whole`: False if weight files
-    are missing, as after an interrupted download."""
+    """Local model. `name`: name by which it is served. `path`: its folder or .gguf file. `num_bytes`: size of its weights.
+    `config`: path of its config.json, if it has one. `modified`: time in seconds since the epoch. `is_whole`: False if weight files
+    are missing, for example after an interrupted download."""
 
     name: str
     path: Path
@@ -35,14 +35,14 @@ class KeptModel:
 
 
 def hub_folder() -> Path:
-    """Return huggingface_hub's cache folder, from its environment variables. The package is not imported, which takes a
+    """Return huggingface_hub's cache folder, from the environment variables. The package is not imported, because that takes a
     third of a second."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def kept() -> list[KeptModel]:
-    """Return the local models, complete or partial, under their names in the catalogue if they have one."""
+    """Return all local models, complete or not. Models of the catalogue have their short names."""
     return [*_in_wheels(), *_of_hub(hub_folder())]
 
 
@@ -54,7 +54,8 @@ def _in_wheels() -> Iterator[KeptModel]:
 
 
 def _of_hub(folder: Path) -> Iterator[KeptModel]:
-    """Yield the models in the hub's cache, in the snapshot that a name without revision refers to."""
+    """Yield the models in huggingface_hub's cache. Of several snapshots, the one is used to which a name without revision
+    refers."""
     named = {hub_id: name for name, hub_id in _hub_ids()}
     for repository in sorted(folder.glob("models--*")):
         repo_id = repository.name.removeprefix("models--").replace("--", "/")
@@ -104,9 +105,8 @@ def find_kept(name: str) -> KeptModel | None:
 
 
 def pull(name: str, revision: str | None, report: Report, cancel: Event) -> Path:
-    """Download the missing files of a model and check the hashes of all its files. Return its folder or file.
-
-    Raises FetchError, FetchCancelled."""
+    """Download the missing files of a model and check the hashes of all its files. Return the path of its folder or file. Raises
+    FetchError, and FetchCancelled if `cancel` is set."""
     check_name(name)
     path = resolve(name, revision, report, cancel=cancel).path
     if is_on_hub(name):
@@ -115,7 +115,7 @@ def pull(name: str, revision: str | None, report: Report, cancel: Event) -> Path
 
 
 def remove(name: str) -> KeptModel:
-    """Delete a local model and return it. Raises FetchError if it does not exist, and for paths."""
+    """Delete a local model and return its description. Raises FetchError if it does not exist, or if `name` is a path."""
     if Path(name).expanduser().exists():
         raise FetchError(f"{name} is a path, and was not downloaded by oneloop: delete it yourself")
     check_name(name)

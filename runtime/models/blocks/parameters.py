@@ -37,9 +37,7 @@ class Parameters:
 
     def load(self, name: str, stored: ops.Stored) -> None:
         """Replace the values of parameter `name`. `stored`: a matrix, with or without its bias, or a bias alone. No step may be in
-        flight.
-
-        Raises WeightsError if the model has no parameter `name`, or if shape or format differ."""
+        flight. Raises WeightsError if the model has no parameter `name`, or if shape or format differ."""
         if name not in self._shapes:
             raise WeightsError(f"the model has no parameter {name}")
         weight_name = name.removesuffix(".bias") + ".weight" if name.endswith(".bias") else name

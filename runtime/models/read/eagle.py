@@ -27,9 +27,8 @@ _COPIES = (".rotary_emb.inv_freq", "embed_tokens.weight")  # copies of the model
 
 
 def head_from_config(method: str, config: Mapping[str, Any], model: DecoderSpec) -> DraftHeadSpec:
-    """Return the spec of the draft head for `model` that `config` describes. `method`: "eagle" or "eagle3".
-
-    Raises UnsupportedModel if the head does not fit the model or the method."""
+    """Return the spec of the draft head for `model` that `config` describes. `method`: "eagle" or "eagle3". Raises UnsupportedModel
+    if the head does not fit the model or the method."""
     names = config.get("architectures") or [None]
     if names[0] not in _NAMES[method]:
         raise UnsupportedModel(

@@ -25,9 +25,8 @@ def interleaved(config: HfConfig, default: Sections, spec: DecoderSpec) -> tuple
 
 
 def with_axes(spec: DecoderSpec, axes: tuple[int, ...]) -> DecoderSpec:
-    """Return `spec` with M-RoPE in all attention layers. `axes`: axis of each pair of dims.
-
-    Raises UnsupportedModel if a head has another number of pairs."""
+    """Return `spec` with M-RoPE in all attention layers. `axes`: axis of each pair of dims. Raises UnsupportedModel if a head has
+    another number of pairs."""
     for attention in spec.attentions():
         if attention.rope is None or attention.rope.dim != 2 * len(axes):
             raise UnsupportedModel(

@@ -64,9 +64,8 @@ def text_part(config: HfConfig, family: Family, architecture: str, **defaults: A
 
 
 def text_of_any(config: HfConfig, families: Mapping[str, Family], architecture: str, default: str) -> DecoderSpec:
-    """Return `text_part` for the family in `families` that the text section's model_type names, by default `default`.
-
-    Raises UnsupportedModel for another model_type."""
+    """Return `text_part` for the family in `families` that the text section's model_type names, by default `default`. Raises
+    UnsupportedModel for another model_type."""
     kind = config.section("text_config").with_defaults(model_type=default).get("model_type")
     if kind not in families:
         raise UnsupportedModel(f"config: text_config is of model_type {kind!r}; supported: {', '.join(families)}")

@@ -177,13 +177,12 @@ class CrossAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Attention):
-    """Multi-head latent attention (DeepSeek-V2, 2024). The cache has one vector per token: a latent of `rank` dims and a
-    rotated key.
+    """Multi-head latent attention (DeepSeek-V2, 2024). The cache has one vector per token: a latent of `rank` dims and a rotated
+    key.
 
-    Each head expands the latent to a key of `key_size` and a value of `value_size` dims. To attention kernels this is one KV
-    head of the vector's size, whose values are the latents. `query_rank`: size of the latent from which queries are
-    computed; None for no latent. `norm`: norm of both latents. `bias`: bias of the projections into latents and of the
-    output projection."""
+    Each head expands the latent to a key of `key_size` and a value of `value_size` dims. To attention kernels this is one KV head
+    of the vector's size, whose values are the latents. `query_rank`: size of the latent from which queries are computed; None for
+    no latent. `norm`: norm of both latents. `bias`: bias of the projections into latents and of the output projection."""
 
     rank: int
     key_size: int

@@ -75,9 +75,8 @@ class DraftHeadSpec(DecoderSpec):
 
     @classmethod
     def of(cls, model: DecoderSpec, **given: Any) -> DraftHeadSpec:
-        """Return the spec of a draft head for `model`, with the model's vocabulary and sizes.
-
-        Raises UnsupportedModel if the model cannot have a draft head."""
+        """Return the spec of a draft head for `model`, with the model's vocabulary and sizes. Raises UnsupportedModel if the model
+        cannot have a draft head."""
         if not model.generates or model.embedding_size is not None or model.positions is not None:
             raise UnsupportedModel(f"{model.architecture} has no embedding and no head that a draft head could share")
         ends = ("vocab_size", "hidden_size", "max_model_len", "embedding_multiplier", "logit_scale", "logit_softcap")

@@ -40,10 +40,9 @@ class Placement(NamedTuple):
 
 
 def sharded(spec: DecoderSpec, rank: int, size: int, placement: Placement | None = None) -> DecoderSpec:
-    """Return the part of `spec` that device `rank` of `size` computes. Names of parameters are unchanged. `placement`: assignment
-    of whole experts to devices; None splits each expert by columns.
-
-    Raises UnsupportedModel if a size cannot be divided by `size`."""
+    """Return the part of `spec` that device `rank` of `size` computes. Names of parameters are unchanged. `placement`:
+    assignment of whole experts to devices; None splits each expert by columns. Raises UnsupportedModel if a size cannot be
+    divided by `size`."""
     if not 0 <= rank < size:
         raise ValueError(f"there is no rank {rank} of {size}")
     if size == 1:

@@ -33,9 +33,8 @@ def probe_ids(vocab_size: int) -> list[int]:
 
 @torch.inference_mode()
 def check_agreement(model: TransformersModel, expected: Tensor) -> None:
-    """Compare the model's logits with `expected` [NUM_TOKENS, V], transformers' logits for `probe_ids`.
-
-    Raises UnsupportedModel if they differ."""
+    """Compare the model's logits with `expected` [NUM_TOKENS, V], transformers' logits for `probe_ids`. Raises UnsupportedModel if
+    they differ."""
     ours = _logits_in_pieces(model, probe_ids(model.spec.vocab_size))
     expected = expected.float()
     errors = (ours.float() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)

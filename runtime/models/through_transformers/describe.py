@@ -36,9 +36,8 @@ MaskFunction = Callable[..., Any]  # (batch, head, query, key) -> whether it att
 
 
 def window_of(sees: MaskFunction) -> int | None:
-    """Return the number of last keys that a query attends to, including its own; None if it attends to all.
-
-    Raises UnsupportedModel if the keys are not the last ones, or if their number varies."""
+    """Return the number of last keys that a query attends to, including its own; None if it attends to all. Raises UnsupportedModel
+    if the keys are not the last ones, or if their number varies."""
 
     def seen(query: int, key: int) -> bool:
         return bool(sees(*(torch.tensor(index) for index in (0, 0, query, key))))

@@ -45,9 +45,8 @@ def load(
     device: str = "cpu", weights: WeightPolicy | None = None,
 ) -> TransformersModel:  # fmt: skip
     """Load a model. Arguments are those of `models.load.load_model`. All weights are read in `dtype`. Linear layers are then
-    converted by the policy `weights`.
-
-    Raises WeightsError if config and weights do not match, and UnsupportedModel if outputs differ from transformers' own."""
+    converted by the policy `weights`. Raises WeightsError if config and weights do not match, and UnsupportedModel if outputs
+    differ from transformers' own."""
     if weights is not None and weights.online is not None:
         raise UnsupportedModel(
             f"quantization {weights.online} is not supported for models that run through transformers"

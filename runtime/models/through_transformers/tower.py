@@ -284,7 +284,6 @@ def load(
     spec: EncoderSpec, files: Checkpoint, *, dtype: str, load_format: str, seed: int, progress: Report, device: str
 ) -> Tower | None:
     """Load an encoder. Arguments are those of `models.load.load_model`. Return None if the checkpoint contains only the text model.
-
     Raises WeightsError if weights do not match, and UnsupportedModel if transformers has no such model."""
     own = _small_decoder(spec)
     model_class = getattr(transformers, spec.architecture)

@@ -1,8 +1,8 @@
-"""Quantised formats of Hugging Face checkpoints, one scheme per file, selected by the `quant_method` of a config.
+"""Quantised formats of Hugging Face checkpoints, one scheme per file. The `quant_method` in config.json selects the scheme.
 
-Only this folder reads `quantization_config`. A file's SCHEMES maps each `quant_method` to a callable, mostly a class. It
-creates a `Scheme` from that config section, which has the format's parameters (block sizes, bits), or raises `UnreadScheme`.
-Files are discovered, not listed. GGUF's blocks are single tensors and need no scheme (dequantize.py)."""
+Only this folder reads `quantization_config`. A file's dict SCHEMES maps each `quant_method` to a callable, mostly a class. It
+creates a `Scheme` from that config section, which contains parameters such as block size and bits, or raises `UnreadScheme`. Files
+are discovered, not listed. GGUF blocks are single tensors and need no scheme (dequantize.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
 
 
 def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
-    """Return the schemes for a checkpoint with this config; the last one overrides. An unsupported config has none."""
+    """Return the schemes for a checkpoint with this config. Later schemes take precedence. If the config's method is unsupported,
+    only the schemes without a config are returned."""
     section, method = config.get("quantization_config"), quant_method(config)
     if not isinstance(section, Mapping) or refusal(config) is not None:
         return UNCONFIGURED
@@ -42,7 +43,8 @@ def schemes(config: Mapping[str, Any]) -> tuple[Scheme, ...]:
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
-    """Return the reason why the config's quantised weights cannot be read; None if they can, or if they are not quantised."""
+    """Return the reason why the config's quantised weights cannot be read; None if they can, or if the weights are not
+    quantised."""
     section, method = config.get("quantization_config"), quant_method(config)
     if method is None:
         return None

@@ -1,4 +1,4 @@
-"""AWQ (Lin et al. 2024) in its `gemm` layout: transposed codes of four bits, eight output rows per word.
+"""Scheme of AWQ (Lin et al. 2024) in its `gemm` layout: transposed 4-bit codes, eight output rows per word.
 
 `NAME.qweight` [K, N / 8] I32, `qzeros` [groups, N / 8] I32, `scales` [groups, N]."""
 

@@ -1,14 +1,14 @@
-"""bitsandbytes as saved by transformers: 8-bit (LLM.int8, Dettmers et al. 2022) and 4-bit (QLoRA, Dettmers et al. 2023).
+"""Scheme of bitsandbytes as saved by transformers: 8-bit (LLM.int8, Dettmers et al. 2022) and 4-bit (QLoRA, Dettmers et al. 2023).
 
-8-bit: `NAME.weight` [N, K] I8 and `NAME.SCB` [N] F32, the largest absolute value of each row: a weight is code * SCB / 127.
-`weight_format` describes a memory layout and is ignored. Columns with outlier activations, which bitsandbytes computes in 16
-bits, are not treated separately.
+8-bit: `NAME.weight` [N, K] I8 and `NAME.SCB` [N] F32, the largest absolute value of each row. A weight is code * SCB / 127. The
+tensor `weight_format` describes a memory layout and is ignored. bitsandbytes computes columns with outlier activations in 16 bits;
+here they are computed like the others.
 
-4-bit: `NAME.weight` [N * K / 2, 1] U8, two codes a byte, the first in the upper half. A code is an index into
-`weight.quant_map`, the sixteen values of nf4 or fp4, times the block's absmax; blocks are contiguous, row by row
-(`weight.absmax`, F32). With double quantisation absmax has 8 bits: an index into `weight.nested_quant_map`, times one of
-`weight.nested_absmax` per `nested_blocksize`, plus `nested_offset`. The sizes and the shape [N, K] are JSON in
-`weight.quant_state.bitsandbytes__nf4`."""
+4-bit: `NAME.weight` [N * K / 2, 1] U8, two codes per byte, the first in the upper half. A code is an index into `weight.quant_map`,
+the sixteen values of nf4 or fp4. The value is multiplied by the absmax of its block (`weight.absmax`, F32). Blocks are contiguous,
+row by row. With double quantisation, absmax has 8 bits. It is an index into `weight.nested_quant_map`; the value is multiplied by
+`weight.nested_absmax`, one for each `nested_blocksize` blocks, and `nested_offset` is added. The sizes and the shape [N, K] are
+JSON in `weight.quant_state.bitsandbytes__nf4`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class BitsAndBytesInt8(Coded):
 
 @dataclass(frozen=True, slots=True)
 class FourBitsWritten(Coded):
-    """Four-bit weight of bitsandbytes. `block`: consecutive numbers that share a scale. `nested`: number of scales that
-    share a scale, 0 if they are plain; `offset`: added to these scales."""
+    """Four-bit weight of bitsandbytes. `block`: number of consecutive weights that share a scale. `nested`: number of scales that
+    share a scale, 0 if scales are plain floats. `offset`: added to nested scales."""
 
     block: int
     nested: int

@@ -1,6 +1,6 @@
-"""Codes and scales in the kernels' layout, with numpy: bytes by role, and the values of codes.
+"""Quantised codes and scales in the kernels' layout, as numpy arrays of bytes by role.
 
-Roles and formats are those of `ops.stored`; here each is [rows, bytes], but for "order" [1, columns] int32."""
+Roles and formats are those of `ops.stored`. Here each role is [rows, bytes], except "order", which is [1, columns] int32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _WIDTH, _MIN_DECODED = 64, 16  # for q4 and table codes, groups may also be divi
 
 
 def _e4m3() -> Floats:
-    """Return the value of each E4M3 byte [256]: a sign, four exponent bits, three mantissa bits; no infinities, two NaNs."""
+    """Return the value of each E4M3 byte [256]: a sign, four exponent bits, three mantissa bits. There are no infinities, and two
+    NaNs."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     worth = np.where(exponent > 0, np.exp2(exponent - 7.0) * (1 + mantissa / 8), np.exp2(-6.0) * mantissa / 8)
@@ -36,7 +37,8 @@ _WORTH = _e4m3()
 
 
 def kept_as(codes: str, num_columns: int, groups: int) -> str:
-    """Return the name of a weight's format. If no kernel supports its group size, the name contains that size."""
+    """Return the format name of a weight with `groups` groups per row. If no kernel supports the group size, the name contains that
+    size."""
     group, rest = divmod(num_columns, groups)
     if codes in TABLES or codes in (Q4, Q8):
         whole = group >= _MIN_DECODED and (group % _WIDTH == 0 or _WIDTH % group == 0)
@@ -55,12 +57,12 @@ def as_floats(raw: Bytes, dtype: str) -> Floats:
 
 
 def in_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """View [rows, numbers] as [rows, bytes]."""
+    """View an array [rows, numbers] as [rows, bytes] uint8."""
     return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
 
 
 def nibbles(raw: Bytes) -> Bytes:
-    """Unpack [rows, bytes] to two codes a byte, the lower half first."""
+    """Unpack [rows, bytes] to two codes per byte, the lower half first."""
     out = np.empty((len(raw), raw.shape[1], 2), np.uint8)
     np.bitwise_and(raw, 15, out=out[:, :, 0])
     np.right_shift(raw, 4, out=out[:, :, 1])
@@ -75,7 +77,8 @@ def paired(codes: Bytes) -> Bytes:
 
 
 def in_groups(g_idx: npt.NDArray[np.int32], groups: int) -> npt.NDArray[np.int32] | None:
-    """Return the order [columns] that sorts columns by group; None if sorted. Raises WeightsError for unequal groups."""
+    """Return the order [columns] that sorts columns by their group `g_idx`; None if they are sorted. Raises WeightsError for
+    unequal groups."""
     if not np.array_equal(np.bincount(g_idx, minlength=groups), np.full(groups, len(g_idx) // groups)):
         raise WeightsError("columns are in groups of several sizes")
     order = np.argsort(g_idx, kind="stable").astype(np.int32)
@@ -84,7 +87,7 @@ def in_groups(g_idx: npt.NDArray[np.int32], groups: int) -> npt.NDArray[np.int32
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Base of all weights with codes and scales. `codes`: "fp8", "w8" or "w4"."""
+    """Base of weights that consist of codes and scales. `codes`: format of the codes, "fp8", "w8" or "w4"."""
 
     codes: str
     num_columns: int
@@ -136,7 +139,7 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class TransposedCodes(Coded):
-    """Base of schemes that store a matrix transposed, so that its rows are not contiguous in the file."""
+    """Base of weights that are stored transposed. Their rows are not contiguous in the file, so a weight is read completely."""
 
     @property
     def whole(self) -> bool:
@@ -147,7 +150,7 @@ class TransposedCodes(Coded):
 
 
 def worth(codes: str, weight: Bytes) -> Floats:
-    """Return the values [rows, columns] float32 of a weight's codes, before scales and zero points are applied."""
+    """Return the values [rows, columns] float32 of codes, before scales and zero points are applied."""
     if codes == FP8:
         return _WORTH[weight]
     if codes in TABLES:
@@ -161,12 +164,12 @@ AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of 
 
 
 def along_rows(raw: Bytes, bits: int) -> Bytes:
-    """Unpack [rows, bytes] of words whose codes are adjacent in a row to codes [rows, columns]."""
+    """Unpack [rows, bytes] of words to codes [rows, columns]. A word has adjacent codes of a row."""
     return nibbles(raw) if bits == 4 else raw
 
 
 def along_columns(raw: Bytes, bits: int) -> Bytes:
-    """Unpack words whose codes are adjacent in a column, [rows / codes per word, 4 * columns], to codes [columns, rows]."""
+    """Unpack words [rows / codes per word, 4 * columns] to codes [columns, rows]. A word has adjacent codes of a column."""
     words = raw.reshape(len(raw), -1, 4).swapaxes(0, 1)  # [columns, words, bytes]
     return along_rows(np.ascontiguousarray(words).reshape(len(words), -1), bits)
 
@@ -177,5 +180,5 @@ def of_awq(raw: Bytes) -> Bytes:
 
 
 def as_weight(codes: Bytes, kind: str) -> Bytes:
-    """Pack unsigned codes [rows, columns] to the bytes of a weight in the format `kind`."""
+    """Pack unsigned codes [rows, columns] to a weight's bytes in the format `kind`."""
     return paired(codes) if kind == W4 else np.bitwise_xor(codes, 0x80, dtype=np.uint8)

@@ -1,11 +1,11 @@
-"""compressed-tensors formats: float-quantized, int-quantized, naive-quantized, pack-quantized, nvfp4-pack-quantized,
+"""Scheme of compressed-tensors, formats float-quantized, int-quantized, naive-quantized, pack-quantized, nvfp4-pack-quantized,
 mxfp4-pack-quantized and mxfp8-quantized.
 
-FP8 is read by fp8.py, NVFP4 by nvfp4.py and MXFP4 by mxfp4.py. Integers: `NAME.weight` [N, K] I8 with `weight_scale` [1],
-[N] or [N, groups], and an optional `weight_zero_point` I8 of the same shape. Packed: `weight_packed` [N, K / codes of a
-word] I32, `weight_scale` as before, `weight_zero_point` [N / codes of a word, groups] I32 (I8 with a single scale), and
-`weight_g_idx` [K] I32 for reordered columns. Quantised layers are recognised by their tensors. The bits of packed codes come
-from the config group whose targets match the layer."""
+fp8.py reads FP8, nvfp4.py NVFP4 and mxfp4.py MXFP4. Integers: `NAME.weight` [N, K] I8 with `weight_scale` [1], [N] or [N, groups],
+and an optional `weight_zero_point` I8 of the same shape. Packed: `weight_packed` [N, K / codes per word] I32, `weight_scale` as
+before, `weight_zero_point` [N / codes per word, groups] I32 (I8 with a single scale), and `weight_g_idx` [K] I32 for reordered
+columns. Quantised layers are recognised by their tensors. The bits of packed codes are those of the config group whose targets
+match the layer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FLOATS = ("F32", "BF16", "F16")
 
 @dataclass(frozen=True, slots=True)
 class Int8Written(Coded):
-    """Int8 weight. `one`: it has a single scale. `dtype`: dtype of scales."""
+    """Int8 weight. `one`: it has a single scale for all rows. `dtype`: dtype of scales."""
 
     one: bool
     dtype: str
@@ -62,7 +62,7 @@ class Int8Written(Coded):
 
 @dataclass(frozen=True, slots=True)
 class PackedWritten(Coded):
-    """Packed weight. `one`: it has a single scale. `dtype`: dtype of scales."""
+    """Packed weight. `one`: it has a single scale for all rows. `dtype`: dtype of scales."""
 
     one: bool
     dtype: str
@@ -163,7 +163,8 @@ class CompressedTensors:
         return Composite(f"{base}.weight", (num_rows, num_columns), tensors, written)
 
     def _bits_of(self, layer: str) -> int | None:
-        """Return the bits of the config group that names the layer, else of the one for all linear layers, else of the first."""
+        """Return the bits per code of `layer`: of the config group that names it, else of the group for all linear layers, else of
+        the first group."""
         named = [bits for targets, bits in self._bits if any(_is_named(layer, target) for target in targets)]
         general = [bits for targets, bits in self._bits if "Linear" in targets]
         found = named or general or [bits for _, bits in self._bits[:1]]

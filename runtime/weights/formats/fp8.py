@@ -1,9 +1,9 @@
-"""FP8 weights (E4M3) with scales, as published by DeepSeek, Qwen, Llama and ModelOpt.
+"""Scheme of FP8 weights (E4M3) with scales, as published by DeepSeek, Qwen, Llama and ModelOpt.
 
-`NAME.weight` [N, K] F8_E4M3 with `weight_scale_inv` or `weight_scale`; both multiply. A scale is per tensor, per row, or per
-block of the config's `weight_block_size` (128 by 128), as a float or a power of two (E8M0). MXFP8 of compressed-tensors
-stores E8M0 bytes as U8, one for 32 columns of a row. The activation scale (`input_scale`) is ignored: kernels quantise each
-token by its own largest value, or not at all."""
+`NAME.weight` [N, K] F8_E4M3 with `weight_scale_inv` or `weight_scale`; both multiply. There is a scale per tensor, per row, or per
+block of the config's `weight_block_size` (128 by 128). A scale is a float or a power of two (E8M0). MXFP8 of compressed-tensors
+stores E8M0 bytes as U8, one for 32 columns of a row. The activation scale (`input_scale`) is ignored: kernels quantise each token
+by its own largest value, or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLOATS = ("F32", "BF16", "F16", E8M0)
 
 @dataclass(frozen=True, slots=True)
 class Fp8Written(Coded):
-    """FP8 weight. `block`: rows (None for all) and columns that share a scale; `dtype`: dtype of scales."""
+    """FP8 weight. `block`: number of rows (None for all rows) and columns that share a scale. `dtype`: dtype of scales."""
 
     block: tuple[int | None, int]
     dtype: str
@@ -71,7 +71,7 @@ class Fp8:
 
 
 def fp8_written(shape: Shape, scales: StoredTensor, block: tuple[int, int]) -> Fp8Written | None:
-    """Return the layout by the shape of the scales; None if they do not fit the weight."""
+    """Return the layout of an FP8 weight, from the shape of its scales; None if their shape does not fit the weight."""
     num_rows, num_columns = shape
     if scales.dtype not in _FLOATS:
         return None

@@ -1,8 +1,8 @@
-"""GPTQ (Frantar et al. 2023): transposed codes of four or eight bits, in groups of input columns in any order.
+"""Scheme of GPTQ (Frantar et al. 2023): transposed codes of four or eight bits, in groups of input columns in any order.
 
-`NAME.qweight` [K / codes of a word, N] I32; `qzeros` [groups, N / codes of a word] I32, zero points minus one unless the
-config's `checkpoint_format` is gptq_v2; `scales` [groups, N]; `g_idx` [K] I32, the group of each column, unordered if the
-config's `desc_act` is true."""
+`NAME.qweight` [K / codes per word, N] I32. `qzeros` [groups, N / codes per word] I32: zero points, stored minus one unless the
+config's `checkpoint_format` is gptq_v2. `scales` [groups, N]. `g_idx` [K] I32: group of each column, unordered if the config's
+`desc_act` is true."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from runtime.weights.rules import Span
 
 @dataclass(frozen=True, slots=True)
 class GptqWritten(TransposedCodes):
-    """GPTQ weight. `symmetric`: all zero points are in the middle. `less_one`: zero points are stored minus one. `dtype`:
+    """GPTQ weight. `symmetric`: all zero points are half of the code range. `less_one`: zero points are stored minus one. `dtype`:
     dtype of scales."""
 
     symmetric: bool

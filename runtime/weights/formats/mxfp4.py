@@ -1,7 +1,7 @@
-"""MXFP4 in safetensors: a weight is two tensors, numbers of four bits and one exponent per block of 32.
+"""Scheme of MXFP4 in safetensors. A weight is two tensors: numbers of four bits, and an exponent for each block of 32 numbers.
 
-GPT-OSS has `NAME_blocks` [..., G, 16] bytes, each with two adjacent numbers, low half first, and `NAME_scales` [..., G], one
-byte per block. compressed-tensors has the same bytes as `NAME.weight_packed` [N, 16 G] and `NAME.weight_scale` [N, G]. Kernels
+GPT-OSS has `NAME_blocks` [..., G, 16] bytes, each with two adjacent numbers, the first in the low half, and `NAME_scales` [..., G],
+one byte per block. compressed-tensors has the same bytes as `NAME.weight_packed` [N, 16 G] and `NAME.weight_scale` [N, G]. Kernels
 use ggml's layout: blocks of 17 bytes with the scale first, and the first 16 numbers in the low halves.
 
 Format: Open Compute Project, Microscaling Formats 1.0 (2023)."""
@@ -42,7 +42,7 @@ class Mxfp4Written:
 
 
 class Mxfp4:
-    """Scheme of MXFP4. A weight has the name of its blocks."""
+    """Scheme of MXFP4. The name of a weight is that of its tensor with the numbers."""
 
     ignored = ()
 

@@ -1,8 +1,8 @@
-"""NVFP4: numbers of four bits (E2M1) with an E4M3 scale per 16 numbers of a row, and a float32 scale per weight.
+"""Scheme of NVFP4: numbers of four bits (E2M1), an E4M3 scale for each 16 numbers of a row, and a float32 scale for the weight.
 
-modelopt has `NAME.weight` [N, K / 2] U8, two adjacent numbers per byte, the first in the lower half, `weight_scale` [N, K /
-16] F8_E4M3 and `weight_scale_2`, which multiplies them. compressed-tensors has `weight_packed`, `weight_scale` and
-`weight_global_scale`, which divides them."""
+modelopt has `NAME.weight` [N, K / 2] U8, two adjacent numbers per byte, the first in the lower half; `weight_scale` [N, K / 16]
+F8_E4M3; and `weight_scale_2`, which multiplies the other scales. compressed-tensors has `weight_packed`, `weight_scale` and
+`weight_global_scale`, which divides the other scales."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUP = 16
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Written(Coded):
-    """NVFP4 weight. `divides`: the global scale divides."""
+    """NVFP4 weight. `divides`: the weight's float32 scale divides instead of multiplying."""
 
     divides: bool
 

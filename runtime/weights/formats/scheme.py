@@ -1,10 +1,9 @@
-"""Scheme: a quantisation format that stores one weight as several tensors of a checkpoint, such as codes, scales and zero
-points.
+"""Interface of schemes. A scheme is a quantised format in which one weight is several tensors of a checkpoint, such as codes,
+scales and zero points.
 
-For the loading rules they are one tensor. Reading returns either dequantised values, or rows in the kernels' layout, by
-role. A scheme is one file in this folder. It is constructed from the config section that names it (`{}` if there is none),
-and describes each weight as a `Written`. A kernel declares the format names that it supports. No other code lists the
-schemes."""
+The loading rules treat such a weight as one tensor. Reading it returns either dequantised values, or rows in the kernels' layout,
+by role. Each file in this folder is one scheme. A scheme is created from the config section that names it (`{}` if there is none),
+and describes each weight as a `Written`. A kernel lists the formats that it supports. No other code lists the schemes."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ from runtime.weights.rules import Shape, Span
 
 
 class UnreadScheme(ValueError):
-    """Error: a config requires an unsupported scheme. The message continues "weights quantised with ... are not supported"."""
+    """Error: a config requires an unsupported scheme. Its text follows the words "weights quantised with ... are not supported"."""
 
 
 class StoredTensor(NamedTuple):
-    """Tensor of a file. `dtype`: safetensors' name ("U8", "F8_E4M3")."""
+    """Description of a tensor in a file. `dtype`: name in safetensors ("U8", "F8_E4M3")."""
 
     dtype: str
     shape: Shape
 
 
 class StoredTensors(dict[str, StoredTensor]):
-    """Tensors of a checkpoint by name. `read`: returns the bytes of a tensor that describes others. `metadata`: string
-    metadata of the files' headers, by name."""
+    """Tensors of a checkpoint by name. `read`: function that returns the bytes of a tensor, for tensors that describe others.
+    `metadata`: string metadata in the files' headers, by name."""
 
     def __init__(
         self, tensors: Mapping[str, StoredTensor], read: Callable[[str], bytes], metadata: Mapping[str, str]
@@ -39,8 +38,8 @@ class StoredTensors(dict[str, StoredTensor]):
 
 
 class Written(Protocol):
-    """Layout of one weight in a file. `format`: format of its rows in memory, as named by kernels; without a kernel, it is
-    read as floats. `whole`: rows are not contiguous in the file, so a weight is best read at once."""
+    """Layout of one weight in a file. `format`: format of its rows in memory, by the name that kernels use. If no kernel supports
+    the format, the weight is read as floats. `whole`: rows are not contiguous in the file, so the weight should be read at once."""
 
     @property
     def format(self) -> str: ...
@@ -48,26 +47,28 @@ class Written(Protocol):
     def whole(self) -> bool: ...
 
     def rows(self, role: str, span: Span) -> Span | None:
-        """Return the rows (indices of the first dimension) of a role's tensor for these rows of the weight; None: all."""
+        """Return the rows (indices of the first dimension) of the tensor `role` that are needed for rows `span` of the weight; None
+        means all."""
         ...
 
     def stored_form(self, raw: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Convert data that was read, by role, each [rows, bytes], to rows `span` of the weight in the kernels' layout."""
+        """Convert data that was read to rows `span` of the weight in the kernels' layout, by role. raw: by role, [rows, bytes]
+        each."""
         ...
 
     def columns(self, arrays: Mapping[str, Bytes], span: Span) -> dict[str, Bytes]:
-        """Return these columns of rows in the kernels' layout. Raises WeightsError if they cannot be split there."""
+        """Return columns `span` of rows in the kernels' layout. Raises WeightsError if the layout cannot be split there."""
         ...
 
     def decode(self, raw: Mapping[str, Bytes], out: Floats, first_row: int) -> None:
-        """Decode data that was read to the values of rows from `first_row` on, into `out` [rows, ...] float32."""
+        """Dequantise data that was read into `out` [rows, ...] float32. `first_row`: first of these rows in the weight."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """Weight that is stored as several tensors. `name`: its name for the rules; `shape`: shape of its values; `tensors`:
-    names by role: "weight" and "scales", "zeros", "order", or roles from which the scheme computes these."""
+    """Weight that is stored as several tensors. `name`: its name for the loading rules. `shape`: shape of its values. `tensors`:
+    names of the tensors by role: "weight", "scales", "zeros", "order", or roles from which the scheme computes these."""
 
     name: str
     shape: Shape
@@ -76,11 +77,11 @@ class Composite:
 
 
 class Scheme(Protocol):
-    """Scheme of quantised checkpoints. `ignored`: name suffixes of tensors that are not needed."""
+    """Format of quantised checkpoints. `ignored`: name suffixes of tensors that are not needed."""
 
     @property
     def ignored(self) -> tuple[str, ...]: ...
 
     def composites(self, stored: StoredTensors) -> Iterator[Composite]:
-        """Yield the weights of a checkpoint that have this scheme. Raises WeightsError for invalid ones."""
+        """Yield the weights of a checkpoint that are stored in this format. Raises WeightsError for invalid ones."""
         ...

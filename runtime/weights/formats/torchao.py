@@ -1,10 +1,10 @@
-"""torchao's safetensors layout: a weight is split into tensors, and its type is in the header's metadata.
+"""Scheme of torchao's safetensors: a weight is split into tensors, and the file header's metadata describes its type.
 
-The metadata `NAME.weight` is JSON with `_type`, and `block_size` in `_data`. Int8Tensor: `NAME._weight_qdata` [N, K] I8,
-`_weight_scale` and `_weight_zero_point` [N, groups]. IntxUnpackedToInt8Tensor: the same, with fewer bits per byte.
-Float8Tensor: qdata [N, K] F8_E4M3 with the scales of fp8.py. Int4Tensor: qdata [N, K / 2], signed, the first code in the
-lower half, `_weight_scale` and `_weight_zero_point` [groups, N], which is the value of code 0. Activations stay in 16 bits
-or are quantised as kernels choose, regardless of torchao's setting."""
+The metadata `NAME.weight` is JSON with `_type`, and with `block_size` in `_data`. Int8Tensor: `NAME._weight_qdata` [N, K] I8,
+`_weight_scale` and `_weight_zero_point` [N, groups]. IntxUnpackedToInt8Tensor: the same, with fewer bits used per byte.
+Float8Tensor: qdata [N, K] F8_E4M3 with the scales of fp8.py. Int4Tensor: qdata [N, K / 2], signed, the first code in the lower
+half; `_weight_scale` and `_weight_zero_point` [groups, N], where the zero point is the value of code 0. Activations are in 16 bits
+or quantised, as kernels choose, regardless of torchao's setting."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Int4Written(Coded):
 
 @dataclass(frozen=True, slots=True)
 class UnpackedWritten(Coded):
-    """Weight with one byte per number. `dtype`: dtype of scales; `zeros`: some zero points are not 0."""
+    """Weight with one byte per number. `dtype`: dtype of scales. `zeros`: True if some zero points are not 0."""
 
     dtype: str
     zeros: bool
@@ -64,7 +64,7 @@ class UnpackedWritten(Coded):
 
 
 class TorchAo:
-    """Scheme of torchao."""
+    """Scheme of torchao's safetensors."""
 
     ignored = ()
 
