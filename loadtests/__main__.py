@@ -1,5 +1,5 @@
-"""Command line: `python -m loadtests COMMAND`, also `oneloop bench COMMAND`. A command is a module with SUMMARY,
-add_arguments, main."""
+"""Command line of the load tests: `python -m loadtests COMMAND`, also `oneloop bench COMMAND`. A command is a module with
+SUMMARY, `add_arguments` and `main`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Target address of a load test: a loopback address, unless the user allows another.
 
-Constructing an `Address` through its parsers checks it. Host names other than localhost are refused before any DNS lookup."""
+`Address.parse` and `Address.of_server` check the address. Host names other than localhost are refused before any DNS lookup."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KEY = re.compile(r"[!-~]+")
 
 
 class AddressRefused(ValueError):
-    """Error: the base URL is malformed, or load may not be sent to this address."""
+    """Error: the base URL is malformed, or no load may be sent to its address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a server. `host` is a literal IP, `name` the host name of the URL; `path` is what precedes `/v1`, without a
-    final slash. `uds`: a Unix socket instead of host and port. `api_key` is sent with every request."""
+    """Address of a server. `host`: literal IP. `name`: host name in the URL. `path`: part of the URL before `/v1`, without a
+    final slash. `uds`: Unix socket that replaces host and port. `api_key` is sent with every request."""
 
     host: str
     port: int
@@ -86,7 +86,7 @@ class Address:
 
 @functools.cache
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS context of all connections. Loading the system's certificates takes longer than many requests."""
+    """Return the TLS context that all connections share. Loading the system's certificates takes longer than many requests."""
     return ssl.create_default_context()
 
 
@@ -106,7 +106,7 @@ def _loopback_ip(name: str) -> str:
 
 
 def _any_ip(name: str) -> str:
-    """Resolve a host name once, so that requests do not wait for DNS. Raises AddressRefused."""
+    """Return an IP address of the host `name`. Called once, so that requests do not wait for DNS. Raises AddressRefused."""
     try:
         return _looked_up(name)[0]
     except OSError as error:

@@ -1,6 +1,6 @@
 """Parsing of recorded bytes into an Answer: HTTP framing, server-sent events, OpenAI chunks, token counts.
 
-No I/O and no clock: times come from the recording. Each of the three parsers is fed bytes and returns what is complete."""
+No I/O and no clock: times come from the recording. The three parsers receive bytes and return complete parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BadAnswer(Exception):
 
 
 class ChunkedBody:
-    """Decoder of RFC 9112 §7.1 chunked coding; chunk extensions and trailers are skipped."""
+    """Decoder of the chunked coding of RFC 9112, section 7.1. Chunk extensions and trailers are skipped."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -54,7 +54,7 @@ class ChunkedBody:
 
 
 class HttpResponse:
-    """Parser of an HTTP response: status line, headers, decoded body. `status` is 0 before the head's end; 1xx are skipped."""
+    """Parser of an HTTP response: status line, headers, decoded body. `status` is 0 until the head is complete; 1xx are skipped."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -88,7 +88,7 @@ class HttpResponse:
 
 
 class SseData:
-    """Parser of server-sent events (WHATWG HTML §9.2) that yields each event's data; comments and other fields are dropped."""
+    """Parser of server-sent events (WHATWG HTML, section 9.2). It yields each event's data and drops other fields."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -107,9 +107,9 @@ class SseData:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Outcome of one request, with times in seconds: sent, each content event, last byte. `error` None means a complete answer.
+    """Outcome of one request. Times are in seconds: request sent, each event with content, last byte. `error` None: complete.
 
-    Token counts are the server's `usage`. Without `usage`, output tokens are the number of content events."""
+    Token counts come from the server's `usage`. Without `usage`, the number of events with content counts as output tokens."""
 
     sent_s: float
     ended_s: float
@@ -184,7 +184,7 @@ def _text(choice: dict[str, Any], endpoint: Endpoint) -> str:
 
 
 def answer_text(recording: Recording, endpoint: Endpoint) -> str:
-    """Return the answer's text, without reasoning and tool calls; of a broken answer, the text received."""
+    """Return the answer's text, without reasoning and tool calls. If the answer is incomplete, return the text received."""
     stream = _Stream(endpoint)
     with contextlib.suppress(BadAnswer):
         _replay(recording, stream)
@@ -220,7 +220,7 @@ def read_answer(recording: Recording, endpoint: Endpoint) -> Answer:
 
 
 def _read_embeddings(recording: Recording, ended_s: float) -> Answer:
-    """Parse an embeddings response. It has no first token, so TTFT is the latency of the request."""
+    """Parse an embeddings response. It has no first token, so its TTFT is the latency of the request."""
     response, body = HttpResponse(), b""
     try:
         body = b"".join(map(response.feed, recording.pieces))

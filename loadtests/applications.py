@@ -18,8 +18,8 @@ _SHARED_SEED = 15_485_863  # what requests have in common is drawn apart from wh
 
 
 class Application(Protocol):
-    """Workload of an application. `endpoints`: supported endpoints. `num_turns`: requests of one arrival. `withholds`:
-    common fields that it does not send."""
+    """Workload of an application. `endpoints`: supported endpoints. `num_turns`: number of requests of one dialogue.
+    `withholds`: names of common request fields that it does not send."""
 
     endpoints: ClassVar[tuple[Endpoint, ...]]
     withholds: ClassVar[frozenset[str]]
@@ -30,13 +30,14 @@ class Application(Protocol):
     def describe(self) -> str: ...
 
     def scripts(self, seed: int, lengths: Sequence[int], fields: Fields) -> list[bytes] | list[Dialogue]:
-        """Return one script for every `num_turns` of `lengths`, the requested output lengths in tokens."""
+        """Return the requests or dialogues. `lengths`: output length of each request, in tokens. A dialogue has `num_turns`
+        requests."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsPrompt:
-    """Multi-turn chats: `num_words` English words in every turn, after all earlier turns and answers."""
+    """Multi-turn chats. Every turn adds `num_words` English words to all earlier turns and answers."""
 
     num_words: Lengths
     num_turns: int
@@ -56,9 +57,9 @@ class TurnsPrompt:
 
 @dataclass(frozen=True, slots=True)
 class DocumentsPrompt:
-    """Questions on documents (RAG): fixed instructions, `num_documents` of a `library` in retrieval order, and an unshared
-    question. The k-th most popular document is drawn with weight 1/k. Requests share a prefix only where the same documents
-    come first, as in production."""
+    """Questions on documents (RAG). A prompt has fixed instructions, `num_documents` of `library` documents in retrieval order,
+    and an unshared question. The k-th most popular document is drawn with weight 1/k. Requests share a prefix only if their
+    first documents are equal, as in production."""
 
     num_words: int
     num_documents: int
@@ -111,8 +112,8 @@ def _tool(name: str, text: str, parameters: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AgentPrompt:
-    """Agents: six tools and long instructions shared by all, a task, and `num_turns` requests. Each request appends a tool
-    call and its result of `num_words`, so the prompt only grows; answers are short."""
+    """Agents with tools. A prompt has six tools and long instructions shared by all, and a task. Each of `num_turns` requests
+    appends a tool call and its result of `num_words` words, so the prompt only grows. Answers are short."""
 
     num_words: Lengths
     num_turns: int
@@ -145,8 +146,8 @@ class AgentPrompt:
 
 @dataclass(frozen=True, slots=True)
 class StructuredPrompt:
-    """Structured outputs by JSON schema: one of `num_schemas` schemas of two to nine properties, as if from several
-    programs. An answer ends when its JSON is complete, or at the requested length."""
+    """Structured outputs by JSON schema. Each request uses one of `num_schemas` schemas of two to nine properties, as if several
+    programs used the server. An answer ends when its JSON is complete, or at the requested length."""
 
     num_words: int
     num_schemas: int = 8
@@ -184,7 +185,7 @@ class StructuredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPrompt:
-    """Texts to embed, `num_texts` per request. Latency and input tokens are measured."""
+    """Embeddings requests with `num_texts` texts each. Latency and input tokens are measured."""
 
     num_words: Lengths
     num_texts: int = 1

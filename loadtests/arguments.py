@@ -1,6 +1,6 @@
 """Arguments of the commands that measure a running server: server, workloads, requests, limits.
 
-Options that vLLM's `bench serve` also has accept its names."""
+An option that vLLM's `bench serve` also has accepts vLLM's name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Target:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Target:
-        """Create the target from arguments. Raises AddressRefused, ProbeFailed, ValueError."""
+        """Create the target from parsed arguments. Raises AddressRefused, ProbeFailed, ValueError."""
         key = os.environ.get("OPENAI_API_KEY") if args.api_key is None else args.api_key
         address = Address.of_server(args.base_url, remote=args.remote, api_key=key or None)
         slo = Slo.parse(args.goodput)
@@ -86,7 +86,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shape(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add arguments that change every named workload, however requests arrive."""
+    """Add the arguments that change every named workload, for both open and closed loops. Return their group."""
     shape = parser.add_argument_group("changes to every workload named")
     shape.add_argument("--output-tokens", type=Lengths.parse, metavar="N", help="or LOW-HIGH, or ~MEDIAN")
     shape.add_argument("--endpoint", choices=["chat", "completions"])

@@ -15,7 +15,7 @@ KINDS = "poisson:RATE, poisson:RATE:BURSTINESS, bursts:SIZE:SECONDS or ramp:FROM
 class Arrivals(Protocol):
     @property
     def rate_per_s(self) -> float | None:
-        """Mean rate; None if it depends on the number of arrivals."""
+        """Mean rate in requests per second; None if it depends on the number of arrivals."""
         ...
 
     def moments_s(self, count: int, rng: random.Random) -> list[float]:
@@ -27,8 +27,8 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Arrivals with gamma-distributed gaps of shape `burstiness`, as in vLLM: 1 is a Poisson process, below 1 is burstier,
-    above 1 more regular."""
+    """Arrivals with gamma-distributed gaps. `burstiness`: shape of the gamma distribution, as in vLLM. 1 is a Poisson process,
+    values below 1 are burstier, values above 1 more regular."""
 
     rate_per_s: float
     burstiness: float = 1.0
@@ -54,7 +54,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Bursts of `size` requests, every `period_s` seconds."""
+    """Bursts of `size` simultaneous requests, one burst every `period_s` seconds."""
 
     size: int
     period_s: float
@@ -76,7 +76,7 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Poisson process whose rate changes linearly from `first_per_s` to `last_per_s` over the run."""
+    """Poisson process whose rate changes linearly over the run, from `first_per_s` to `last_per_s`."""
 
     first_per_s: float
     last_per_s: float
@@ -90,7 +90,7 @@ class Ramp:
         return (self.first_per_s + self.last_per_s) / 2
 
     def moments_s(self, count: int, rng: random.Random) -> list[float]:
-        """Return the arrival times: those of a process of rate 1, through the inverse of the expected count."""
+        """Return the arrival times: those of a process of rate 1, mapped by the inverse of the expected number of arrivals."""
         unit = Poisson(1.0).moments_s(count, rng)
         return [self._moment_s(expected, count) for expected in unit]
 
@@ -109,7 +109,7 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Recorded arrival times."""
+    """Arrival times of a recorded trace."""
 
     seconds: tuple[float, ...]
 
@@ -127,7 +127,7 @@ class Replay:
 
 
 def parse(text: str) -> Arrivals:
-    """Parse an arrival process, one of KINDS. Raises ValueError."""
+    """Return the arrival process that `text` describes, in one of the forms of KINDS. Raises ValueError."""
     kind, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]

@@ -1,6 +1,6 @@
-"""Charts of saved runs. The only file that needs matplotlib (`pip install 'oneloop[bench]'`).
+"""Charts of saved runs. This is the only file that needs matplotlib (`pip install 'oneloop[bench]'`).
 
-Colours distinguish servers, line styles workloads or percentiles, so every panel compares the servers."""
+Colours distinguish servers. Line styles distinguish workloads or percentiles. Every panel therefore compares the servers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _STYLE = {
 
 
 def draw_runs(path: Path, records: Sequence[Record]) -> None:
-    """Draw three latency distributions, the run over time, and throughput against latency."""
+    """Draw five panels: three latency distributions, the run over time, and throughput against latency."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.6), layout="constrained")
         panels = figure.subplots(2, 3)
@@ -69,7 +69,7 @@ def draw_runs(path: Path, records: Sequence[Record]) -> None:
 
 
 def draw_levels(path: Path, levels: Sequence[Record]) -> None:
-    """Draw throughput by load, and latency by throughput (p50 solid, p99 dashed). The knee of each server is marked."""
+    """Draw throughput by load, and latency by throughput (p50 solid, p99 dashed). The knee of each server has a mark."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         panels = figure.subplots(1, 3)
@@ -99,7 +99,7 @@ def draw_levels(path: Path, levels: Sequence[Record]) -> None:
 
 
 def draw_traffic(path: Path, figures: Mapping[str, Figures]) -> None:
-    """Draw a row of panels per model with one line per workload: p50 as a dot, p99 as a ring, for oneloop and vLLM."""
+    """Draw a row of panels per model with one line per workload. A dot is p50 and a ring is p99, for oneloop and vLLM."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(14, 1.2 + 2.9 * len(figures)), layout="constrained")
         panels = figure.subplots(len(figures), len(METRICS), squeeze=False)
@@ -190,7 +190,7 @@ def _point(axes: Axes, record: Record, **line: str) -> None:
 
 
 def _known(value: float | None) -> float:
-    """Return NaN for a missing value, which leaves a gap in the line."""
+    """Return `value`, or NaN if it is missing. NaN leaves a gap in the line."""
     return math.nan if value is None else value
 
 

@@ -1,8 +1,8 @@
-"""Client processes that share one workload, so that the client is not the bottleneck.
+"""Client processes that share one workload, so that the client does not limit the measured throughput.
 
-Each process has a share of the streams (or arrivals) and of the requests, records as `load.py` does, and parses its answers
-after the run. They start together once all are ready. Times are from the system-wide monotonic clock, so figures equal those
-of one client. One process handles about 100,000 events a second."""
+Each process sends a share of the streams (or arrivals) and of the requests, records answers as `load.py` does, and parses them
+after the run. All processes start sending together when all are ready. Times are from the system-wide monotonic clock, so
+figures equal those of one client. One process handles about 100,000 events a second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAMS_EACH = 64
 
 
 def num_clients(concurrency: int, requested: int | None = None) -> int:
-    """Return the number of client processes: one per 64 streams, at most a quarter of the cores."""
+    """Return the number of client processes: `requested`, else one per 64 streams, at most a quarter of the cores."""
     wanted = requested or min(concurrency // STREAMS_EACH, len(os.sched_getaffinity(0)) // 4)
     return max(1, min(wanted, concurrency))
 
@@ -58,7 +58,7 @@ class Outcome:
 def parts_of(
     address: Address, workload: Workload, request_options: RequestOptions, limits: Limits, num_parts: int
 ) -> list[Part]:
-    """Split a load into parts: requests and arrivals round-robin, streams as evenly as possible."""
+    """Split a load into parts for client processes. Requests and arrivals are assigned round-robin, streams evenly."""
     scripts = scripts_of(address, workload, request_options)
     arrivals_s = None if workload.arrivals is None else workload.arrivals_s()
     return [
@@ -82,7 +82,7 @@ def measure_with_clients(
     clients: int,
     server_cpu_s: Callable[[], float] | None = None,
 ) -> Run:
-    """Run `load.measure` in `clients` processes; with one, in this process."""
+    """Run `load.measure` in `clients` processes. With one client, it runs in this process."""
     if clients == 1:
         return asyncio.run(measure(address, workload, request_options, limits, server_cpu_s=server_cpu_s))
     if warmup := workload.warmup():
@@ -115,7 +115,7 @@ def measure_with_clients(
 
 
 class _Client:
-    """Client process and the pipe to it. Always call `end`."""
+    """Client process and the pipe to it. Always call `end`, which ends the process."""
 
     def __init__(self, part: Part) -> None:
         context = multiprocessing.get_context("spawn")

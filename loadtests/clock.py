@@ -1,4 +1,4 @@
-"""Clock of all measurements; tests replace it."""
+"""Clock of all measurements, which tests replace."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Command `python -m loadtests compare`: run the same workloads against several servers, one running at a time, rounds interleaved.
+"""Command `python -m loadtests compare`: run the same workloads against several servers. One server runs at a time.
 
-A visit to a server: start, time to healthy and to the first completion, memory and CPU while idle, the workloads, stop. Every
-second round visits the servers in reverse, so a machine that slows down favours none. Each figure is written to --out
-immediately. A server that fails becomes a record and a note under the table, and the comparison continues without it."""
+In each round, every server is started, measured and stopped. Measured are the time to healthy and to the first completion,
+memory and CPU while idle, and the workloads. Every second round visits the servers in reverse, so a machine that slows down
+favours none. Each figure is written to --out immediately. A server that fails becomes a record and a note under the table, and
+the comparison continues without it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _POLL_S = 0.02
 
 
 class ServerFailed(Exception):
-    """Error: a server did not start, did not become healthy, or gave no first completion."""
+    """Error: a server did not start, did not become healthy, or did not return a first completion."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Steps at each server, and where results are written."""
+    """Measurement of one server in one round. `emit`: receives each record."""
 
     workloads: Sequence[Workload]
     limits: Limits
@@ -171,7 +172,7 @@ def run_rounds(servers: Sequence[Server], rounds: int, visit: Callable[[Server, 
 
 
 def ours_of(servers: Sequence[Server], requested: str | None) -> str:
-    """Return the name of the server that the others are compared with. Raises ValueError."""
+    """Return the name of the server with which the others are compared. Raises ValueError."""
     names = [server.name for server in servers]
     if requested is not None and requested not in names:
         raise ValueError(f"--ours {requested}: not among {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Multi-turn requests: each turn sends the server's actual earlier answers again, as clients do."""
+"""Multi-turn requests. Each turn contains the actual earlier answers of the server, as with real clients."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any, Protocol
 
 
 class Dialogue(Protocol):
-    """Sequence of requests in which each depends on the answers to the previous ones."""
+    """Sequence of requests, each of which contains the answers to the earlier requests."""
 
     @property
     def num_turns(self) -> int: ...
 
     def body(self, answers: Sequence[str]) -> bytes:
-        """Return the JSON body of the turn that follows `answers`."""
+        """Return the JSON body of the next turn. `answers`: answers to all earlier turns."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Chat. `fields`: common to all requests; `users[i]`: user message of turn i; `num_output_tokens[i]`: its answer's maximum."""
+    """Chat with several turns. `fields`: fields of all requests. `users[i]`: user message of turn i. `num_output_tokens[i]`:
+    maximum length of the answer to turn i, in tokens."""
 
     fields: Mapping[str, Any]
     users: Sequence[str]
@@ -32,7 +33,7 @@ class Conversation:
         return len(self.users)
 
     def body(self, answers: Sequence[str]) -> bytes:
-        """Return the body of the next turn, without empty answers: some chat templates reject empty messages."""
+        """Return the JSON body of the next turn. Empty `answers` are left out, since some chat templates reject them."""
         turn = len(answers)
         messages = []
         for user, answer in zip(self.users, answers, strict=False):
@@ -45,7 +46,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Tool call of an agent's model, and the tool's result."""
+    """Scripted tool call of an agent's model, and the tool's result."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -54,8 +55,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """Agent task with tools: turn i is requested after the results of `calls[:i]`. The model's own text is kept in the
-    history; the calls are scripted, so that all servers get the same requests."""
+    """Agent task with tools. Turn i is requested after the results of `calls[:i]`. The model's own text is kept in the history.
+    The tool calls are scripted, so that all servers get the same requests."""
 
     fields: Mapping[str, Any]
     system: str
@@ -83,5 +84,5 @@ class AgentRun:
 
 
 def body_of(fields: Mapping[str, Any]) -> bytes:
-    """Return the fields as JSON, without those that are None."""
+    """Return `fields` as JSON, without fields that are None."""
     return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()

@@ -1,4 +1,4 @@
-"""Counters of a server's `/metrics` that a sweep reads: oneloop's names, and vLLM's where they match."""
+"""Counters that a sweep reads from a server's `/metrics`, under oneloop's names and the equivalent names of vLLM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES: Mapping[str, str] = {
 
 
 def counters(address: Address) -> dict[str, float]:
-    """Return the server's counters, summed over labels; empty if it exports none of these names or cannot be reached."""
+    """Return the server's counters by name, summed over labels. Empty if it exports none of these names or cannot be reached."""
     try:
         status, body = ask(address, "/metrics")
     except ProbeFailed:

@@ -1,8 +1,7 @@
-"""Command `python -m loadtests drafts`: cost and gain of draft tokens against the same engine without them: step time and
-tokens a second.
+"""Command `python -m loadtests drafts`: measure step time and tokens per second with and without speculative decoding.
 
-`python -m loadtests.engine --steps` measures, one process per configuration, with random weights. So drafts are accepted by
-chance (`synthetic_acceptance`), or by a draft model equal to the model. Options after `--` go to all."""
+It runs `python -m loadtests.engine --steps` in one process per configuration, with random weights. Drafts are therefore accepted
+at random (`synthetic_acceptance`), or come from a draft model equal to the model. Options after `--` go to each engine."""
 
 from __future__ import annotations
 
@@ -51,13 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def configs_of(method: str, drafts_by: Path | None) -> list[str]:
-    """Return two speculative configurations: always 3 draft tokens, and an adaptive number."""
+    """Return two speculative configurations of `method`: 3 draft tokens, and an adaptive number. `drafts_by`: folder of the
+    draft model, if any."""
     given = {"method": method, **CHANCE} | ({} if drafts_by is None else {"model": str(drafts_by)})
     return [json.dumps(given | {"adaptive": False}), json.dumps(given)]
 
 
 def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, Any], Records, bool]:
-    """Return the facts of the start, the figures, and whether all could be measured."""
+    """Run one measurement with `config`. Return the facts of the start, the figures, and whether all figures could be measured."""
     command = [
         sys.executable,
         "-m",
@@ -88,7 +88,7 @@ def measured(args: argparse.Namespace, config: str | None) -> tuple[dict[str, An
 
 
 def table(configs: Sequence[str], plain: Records, drafted: Sequence[Records]) -> str:
-    """Return aligned text: a line per batch size and configuration, with ratios to the figures without drafts."""
+    """Return aligned text with a line per batch size and configuration. It shows ratios to the figures without drafts."""
     lines = [
         f"{'batch':>6} {'ms a step':>10} {'x plain':>8} {'tokens a step':>14} {'tok/s':>10} {'x plain':>8}  guesses"
     ]

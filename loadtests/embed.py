@@ -46,7 +46,7 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def embed(self, texts: list[str]) -> int:
-        """Embed `texts` and return the server's count of their tokens. Raises EmbeddingFailed."""
+        """Embed `texts` and return their number of tokens, as the server reports it. Raises EmbeddingFailed."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._address.host, self._address.port, limit=1 << 26)
         reader, writer = self._streams
@@ -75,7 +75,7 @@ class Connection:
 
 
 async def throughput(address: Address, model: str, texts: list[str], batch: int, concurrency: int) -> tuple[float, int]:
-    """Embed all of `texts`; return the seconds and the number of tokens."""
+    """Embed all of `texts`, `batch` texts per request. Return the time in seconds and the number of tokens."""
     requests = iter([texts[first : first + batch] for first in range(0, len(texts), batch)])
     connections = [Connection(address, model) for _ in range(concurrency)]
 

@@ -1,7 +1,7 @@
 """One HTTP POST and its raw response, with the arrival time of each piece.
 
-Nothing is parsed while a load runs: the client shares cores with the server, and 256 streams at 30,000 tokens a second leave
-it a few microseconds per token. `answers.py` parses the recordings afterwards. Each request has its own connection and
+Nothing is parsed while a load runs. The client shares cores with the server, and 256 streams at 30,000 tokens a second leave the
+client a few microseconds per token. `answers.py` parses the recordings afterwards. Each request has its own connection and
 requests that the server closes it, so the end of the connection is the end of the response."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loadtests.clock import Clock
 
 @dataclass(slots=True)
 class Recording:
-    """Recorded exchange: `times[i]` (seconds) is when `pieces[i]` arrived. `failure`: why it broke, None if the server closed."""
+    """Recorded response. `times[i]`: arrival time of `pieces[i]` in seconds. `failure`: reason why it failed, or None."""
 
     sent_s: float
     # Two flat lists of atoms: the garbage collector has nothing to walk in the middle of a measurement.
@@ -45,7 +45,7 @@ class _Exchange(asyncio.Protocol):
 
 
 def post_request(address: Address, path: str, body: bytes) -> bytes:
-    """Return the bytes of a JSON POST to `path` below the address."""
+    """Return the bytes of an HTTP request that POSTs JSON to `path` below the address."""
     more = "".join(f"{name}: {value}\r\n" for name, value in address.headers.items())
     head = (
         f"POST {address.path}{path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n{more}"
@@ -57,8 +57,8 @@ def post_request(address: Address, path: str, body: bytes) -> bytes:
 async def exchange(
     address: Address, request: bytes, timeout_s: float, clock: Clock, recording: Recording | None = None
 ) -> Recording:
-    """Send a request and record until the server closes. Failures are recorded, not raised; cancellation drops the
-    connection. `recording`: a recording that the caller reads meanwhile."""
+    """Send a request and record the response until the server closes. Failures are recorded, not raised. Cancellation drops the
+    connection. `recording`: object to fill, which the caller can read meanwhile."""
     recording = Recording(clock.now()) if recording is None else recording
     transport: asyncio.Transport | None = None
     try:

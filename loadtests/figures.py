@@ -1,8 +1,8 @@
-"""Figures of one run: throughput, latency percentiles, goodput, errors. Computed from Answers, returned as JSON values.
+"""Figures of one run: throughput, latency percentiles, goodput, errors. They are computed from Answers and returned as JSON values.
 
-Definitions. TTFT: request sent (connecting included) to the first event with content. TPOT: (last content - first) / (output
-tokens - 1), one value a request. ITL: gap between two successive content events, all requests pooled. e2e: sent to last
-byte. Percentiles interpolate linearly. Only complete answers count; every other request is an error."""
+Definitions. TTFT: from sending the request (including connecting) to the first event with content. TPOT: (last content - first
+content) / (output tokens - 1), one value per request. ITL: gap between successive events with content, over all requests. e2e:
+from sending the request to the last byte. Percentiles interpolate linearly. Incomplete answers are errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return a percentile, interpolated between the two nearest ranks; None without values."""
+    """Return a percentile, interpolated between the two nearest ranks; None if `values` is empty."""
     if not values:
         return None
     ordered = sorted(values)
@@ -30,13 +30,13 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Service level objective: maximum latencies in ms of an answer that counts as good. For itl, of its longest gap."""
+    """Service level objective: maximum latencies in ms of an answer that counts as good. For itl, the longest gap counts."""
 
     limits_ms: Mapping[str, float]
 
     @classmethod
     def parse(cls, terms: Iterable[str]) -> Slo:
-        """Parse `["ttft:500", "tpot:50"]`. Raises ValueError."""
+        """Parse terms such as `["ttft:500", "tpot:50"]`. Raises ValueError."""
         limits: dict[str, float] = {}
         for term in terms:
             name, _, value = term.partition(":")
@@ -62,9 +62,9 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Result of a load: the answers to `num_requested` requests within `wall_s`, and their cost. None: not measured.
+    """Result of a load: the answers to `num_requested` requests within `wall_s` seconds, and their cost. None means not measured.
 
-    `client_cpu_s` is the total of all client processes, `busiest_client_cpu_s` that of the busiest."""
+    `client_cpu_s` is the CPU time of all client processes, `busiest_client_cpu_s` that of the busiest process."""
 
     answers: Sequence[Answer]
     num_requested: int
@@ -79,7 +79,7 @@ class Run:
 
 
 def summarise(run: Run, slo: Slo | None = None) -> dict[str, Any]:
-    """Return the run's figures as one flat JSON object: `<metric>_ms_{mean,p50,p90,p99}`, and rates per second of wall time."""
+    """Return the figures of `run` as one flat JSON object: `<metric>_ms_{mean,p50,p90,p99}`, and rates per second of wall time."""
     whole = [answer for answer in run.answers if answer.error is None]
     wall_s = run.wall_s or math.inf
     num_output = sum(answer.num_output_tokens for answer in whole)
@@ -118,7 +118,7 @@ def _num_of_other_length(whole: Sequence[Answer], asked: Sequence[int] | None) -
 
 
 def latencies_s(whole: Sequence[Answer]) -> dict[str, list[float]]:
-    """Return all values of each metric, in seconds."""
+    """Return all values of each latency metric in seconds. `whole`: complete answers."""
     return {
         "ttft": [answer.ttft_s for answer in whole],
         "tpot": [answer.tpot_s for answer in whole if answer.tpot_s is not None],

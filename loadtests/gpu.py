@@ -1,9 +1,9 @@
-"""Command `python -m loadtests gpu`: measure every HTTP row and cost of `targets.py` in one run of our server.
+"""Command `python -m loadtests gpu`: measure all HTTP figures and costs in `targets.py` in one run of our server.
 
 A model folder is written from a shape (its config.json with the tokenizer's vocabulary; random weights). The server starts
 twice: with empty kernel caches (the variables of --cache-env point to new folders), then with the caches of the first start. The
-second is measured: idle CPU, memory, the workloads, and with --ladder Poisson arrivals at shares of a workload's rate. `--starts
-N` then starts the server N more times and sends each the same request. Options after `--` go to the server and override ours."""
+second start is measured: idle CPU, memory, the workloads, and with --ladder Poisson arrivals at shares of a workload's rate.
+`--starts N` then starts the server N more times and sends each the same request. Options after `--` go to the server."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def write_model(shape: Path, vocab_size: int, folder: Path) -> None:
-    """Write a model folder of this shape, without weights. Raises OSError, ValueError."""
+    """Write a model folder without weights, with the config in `shape` and a vocabulary of `vocab_size`. Raises OSError,
+    ValueError."""
     config = json.loads((shape / "config.json").read_text())
     config["vocab_size"] = vocab_size
     folder.mkdir()
@@ -138,7 +139,7 @@ def write_model(shape: Path, vocab_size: int, folder: Path) -> None:
 
 
 def our_server(args: argparse.Namespace, model: Path, tokenizer: Path, env: Mapping[str, str]) -> Server:
-    """Return our server on a free port, with our options and then the user's."""
+    """Return our server on a free port. Its options are those of the benchmark, then those of the user."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -181,7 +182,7 @@ class Session:
             self._start_again(server, env)
 
     def _start_again(self, server: Server, env: Mapping[str, str]) -> None:
-        """Start the server `--starts` times, one after another; each answers one greedy request of 16 tokens."""
+        """Start the server `--starts` times, one after another. Each server answers the same greedy request of 16 tokens."""
         took_s, answers, failures = list[float](), set[str](), list[str]()
         for number in range(self._args.starts):
             log = self._args.logs / f"gpu-start-{number}.log"
@@ -226,7 +227,7 @@ class Session:
         self.facts["peak_host_memory_gib"] = round(processes.peak_resident_mib(pid) / 1024, 3)
 
     def _all_workloads(self) -> Iterator[tuple[str, Workload]]:
-        """Yield the requested workloads, then the steps of the ladder, once its workload's rate is known."""
+        """Yield the requested workloads, then the steps of the ladder, whose rates depend on the measured rate of a workload."""
         yield from ((workload.name, workload) for workload in self._workloads)
         for workload in self._workloads:
             rate = self.figures.get(f"{workload.name}.req_per_s")
@@ -241,7 +242,7 @@ class Session:
 
 
 def machine() -> str:
-    """Return the GPU's name from its driver, or the number of cores."""
+    """Return the GPU's name as nvidia-smi reports it, or without a GPU the number of cores."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)

@@ -1,6 +1,6 @@
-"""Bodies of expensive requests, by attack: they cost a server much more than their sender.
+"""Bodies of expensive requests, grouped by attack. Their cost for a server is much higher than for the sender.
 
-Each once blocked every stream for seconds, or allocated gigabytes, on some server (including ours)."""
+Each body once blocked every stream for seconds, or allocated gigabytes, on some server (including ours)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """Attack on a server. `bodies`: sent at once, each on its own connection. `leaves_after_s`: when the clients leave;
-    None: they wait."""
+    """Attack on a server. `bodies`: request bodies, sent at the same time on separate connections. `leaves_after_s`: seconds
+    until the clients disconnect; None lets them wait for the answers."""
 
     path: str
     bodies: Callable[[], Iterator[bytes]]
@@ -43,7 +43,7 @@ def _words(num_chars: int) -> str:
 
 
 def _schema(number: int) -> bytes:
-    """Return a schema of 115 kB, which takes about half a second to compile."""
+    """Return a JSON schema of 115 kB, whose compilation takes about half a second. Schemas with other numbers differ."""
     properties = {f"property_{number}_{index}_with_a_long_name": {"type": "string"} for index in range(1800)}
     chat = {
         "messages": [{"role": "user", "content": "Hi"}],
@@ -54,7 +54,7 @@ def _schema(number: int) -> bytes:
 
 
 def _answered_schema(number: int) -> bytes:
-    """Return a large valid schema, one of five kinds: properties, choices, a pattern, table rows, alternatives."""
+    """Return a large valid JSON schema of one of five kinds: properties, choices, a pattern, table rows, alternatives."""
     rng, kind = random.Random(number), number % 5
 
     def word(num_chars: int = 12) -> str:
@@ -85,7 +85,7 @@ def _tool(number: int) -> dict[str, object]:
 
 
 def _png(width: int, height: int, rows: bytes) -> bytes:
-    """Return an 8-bit PNG that declares `width` by `height` and contains `rows`; each row begins with its filter type."""
+    """Return an 8-bit PNG with a declared size of `width` by `height` and pixel data `rows`. A row begins with its filter type."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -96,7 +96,7 @@ def _png(width: int, height: int, rows: bytes) -> bytes:
 
 
 def _seen(*pictures: bytes) -> bytes:
-    """Return a chat about images."""
+    """Return the body of a chat about images."""
     parts = [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(each).decode()}}
         for each in pictures

@@ -1,10 +1,10 @@
 """Cost of the HTTP layer: CPU microseconds per streamed token, compared with a bare Starlette StreamingResponse.
 
-Both servers run as processes and serve the same 64 streams of 64 tokens, alternately, five times; medians count. Both give
-every stream one token per iteration of the event loop. Ours does all the work of a real request: validation, detokenising, stop
-strings, disconnect detection and framing. Rows: completions of a prompt of ids; with stop strings; with one reader of the 64
-that does not read until the rest are done; and chat, with template and tokenisation. The bare server only reads JSON and
-formats chunks. The last row uses the real engine with steps that compute nothing, so it includes the scheduler.
+Both servers run as processes and serve the same 64 streams of 64 tokens, alternately, five times; medians count. Both add one token
+to every stream per iteration of the event loop. Our server does all the work of a real request: validation, detokenising, stop
+strings, disconnect detection and framing. Rows: completions of a prompt of ids; with stop strings; with one reader of the 64 that
+does not read until the others are done; and chat, with template and tokenisation. The bare server only reads JSON and formats
+chunks. The last row uses the real engine with steps that compute nothing, so it includes the scheduler.
 
     python loadtests/http_layer.py [--streams 64] [--tokens 64] [--rounds 5]
 
@@ -38,7 +38,7 @@ class Round:
 
 @contextmanager
 def running(module: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start a server process; yield it and the port that it prints first."""
+    """Context of a server process. Yield the process, and the port that it prints first."""
     process = subprocess.Popen([sys.executable, "-m", *module.split()], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -68,7 +68,7 @@ def request(tokens: int, body: dict[str, object]) -> bytes:
 
 
 async def read_stream(port: int, ask: bytes, hold: asyncio.Event | None = None) -> int:
-    """Send `ask`, read to the end, and return the number of chunks. With `hold`, reading begins when that event is set."""
+    """Send the request `ask`, read the response to its end, and return the number of chunks. Reading begins when `hold` is set."""
     sock = socket.socket()
     if hold is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -86,7 +86,7 @@ async def read_stream(port: int, ask: bytes, hold: asyncio.Event | None = None) 
 
 
 async def ready(process: subprocess.Popen[str], port: int) -> None:
-    """Wait until the server answers as expected; the bare one answers 404."""
+    """Wait until the server answers with the expected status, which is 404 for the bare server."""
     while process.poll() is None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

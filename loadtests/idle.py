@@ -1,7 +1,7 @@
 """Idle connections: memory per connection, and latency of new requests, while many connections are open and unused.
 
-Each connection requests /health once and stays open; the server's resident set is read before, during and after. Meanwhile
-requests on new connections are timed. Addresses 127.0.0.1 to 127.0.0.8 share the connections, since a server may limit
+Each connection requests /health once and stays open. The server's resident set is read before, during and after. Meanwhile
+requests on new connections are timed. The connections come from addresses 127.0.0.1 to 127.0.0.8, since a server may limit
 connections per address. Standard library only; connects to loopback addresses only."""
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return a process's resident set in bytes, shared pages included (Linux)."""
+    """Return the resident set of process `pid` in bytes, including shared pages (Linux)."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 class Idle:
-    """Idle connection, after its first answer."""
+    """Connection that stays open and idle after its first answer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -47,7 +47,7 @@ class Idle:
         return connection
 
     async def ask(self, address: Address) -> None:
-        """Request /health. Raises ConnectionError without a complete answer of status 200."""
+        """Request /health on this connection. Raises ConnectionError unless the answer is complete and has status 200."""
         self.writer.write(f"GET {address.path}/health HTTP/1.1\r\nHost: {address.authority}\r\n\r\n".encode())
         try:
             head = (await self.reader.readuntil(b"\r\n\r\n")).lower()

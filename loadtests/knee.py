@@ -1,7 +1,7 @@
-"""Knee of a server's load: selects the best level of a sweep, and the options that would move it.
+"""Knee of a server's load: the best level of a sweep, and server options that would improve it.
 
-The knee is the level with the greatest generalised power (Kleinrock 1979), throughput squared over latency. Beyond it, twice
-the streams bring less than 26 % more throughput. With goodput, the knee is the level with the greatest goodput."""
+The knee is the level with the highest generalised power (Kleinrock 1979), which is throughput squared divided by latency. Above
+it, twice the streams increase throughput by less than 26 %. With goodput, it is the level with the highest goodput."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOOD_SHARE = 0.9  # of requests within the objectives, below which more load ser
 
 
 def knee_of(levels: Sequence[Level]) -> Level | None:
-    """Return the knee, or None if no level was answered."""
+    """Return the knee of `levels`, or None if no level had answers."""
     answered = [level for level in levels if level["ok"] and level["e2e_ms_mean"]]
     if not answered:
         return None
@@ -27,7 +27,7 @@ def knee_of(levels: Sequence[Level]) -> Level | None:
 
 
 def is_saturated(levels: Sequence[Level]) -> str | None:
-    """Return why a sweep should stop after these levels, or None if it should continue."""
+    """Return a reason to stop the sweep after `levels`, or None if it should continue."""
     last = levels[-1]
     if last["errors"]:
         return f"{last['errors']} of {last['requests']} requests failed"
@@ -46,12 +46,12 @@ def is_saturated(levels: Sequence[Level]) -> str | None:
 
 
 def _throughput(level: Level) -> float:
-    """Return output tokens per second, or input tokens per second for embeddings."""
+    """Return output tokens per second; for embeddings, input tokens per second."""
     return float(level["out_tok_per_s"] or level["in_tok_per_s"])
 
 
 def suggestions(levels: Sequence[Level]) -> list[str]:
-    """Suggest options of oneloop's server by the levels and its counters (`counters.py`), each with its reason."""
+    """Return suggestions of server options, each with its reason, from the levels and the server's counters (`counters.py`)."""
     knee = knee_of(levels)
     if knee is None:
         return []

@@ -14,7 +14,7 @@ SPREAD = 16  # a log-normal length stays between the median over this and the me
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths from `low` to `high`, both included: uniform, or log-normal around `median` if given."""
+    """Distribution of lengths from `low` to `high`, both included. It is log-normal around `median` if given, else uniform."""
 
     low: int
     high: int

@@ -1,4 +1,4 @@
-"""Sending of a workload: closed or open loop, with a time limit; the run owns the task of every request."""
+"""Sending of a workload in a closed or open loop, with a time limit. The run owns the task of every request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Script = bytes | Dialogue  # a request; or requests that hang on the answers bef
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Options of requests to one server: the model's name there, and fields beyond the common ones."""
+    """Options of requests to one server: name of the model at that server, and additional request fields."""
 
     model: str
     ignore_eos: bool = True
@@ -36,7 +36,7 @@ class Limits:
 
 
 class Load:
-    """Single run against one address. Not reusable."""
+    """Single run of a load against one address. It cannot be run again."""
 
     def __init__(self, address: Address, limits: Limits, clock: Clock) -> None:
         self._address, self._limits, self._clock = address, limits, clock
@@ -45,9 +45,9 @@ class Load:
         self.cut_off = False
 
     async def run(self, scripts: Sequence[Script], concurrency: int, arrivals_s: Sequence[float] | None = None) -> None:
-        """Run a closed loop of `concurrency` streams, or with arrivals an open loop with at most `concurrency` in flight.
+        """Run a closed loop of `concurrency` streams. With `arrivals_s`, run an open loop with at most `concurrency` in flight.
 
-        Returns when every request has ended or the time for the run is over; unfinished requests are then dropped."""
+        Returns when every request has ended or the time limit of the run has passed. Unfinished requests are then dropped."""
         try:
             async with asyncio.timeout(self._limits.run_s):
                 if arrivals_s is None:
@@ -108,7 +108,7 @@ async def measure(
     clock: Clock | None = None,
     server_cpu_s: Callable[[], float] | None = None,
 ) -> Run:
-    """Warm up, run, parse the answers. `server_cpu_s` returns the CPU seconds that the server has used so far."""
+    """Warm up, run the workload, and parse the answers. `server_cpu_s`: returns the CPU seconds that the server has used so far."""
     limits, clock = limits or Limits(), clock or WallClock()
     if warmup := workload.warmup():
         # Its failures are not counted: whatever is wrong shows again in the run itself.
@@ -134,7 +134,7 @@ async def measure(
 
 
 def scripts_of(address: Address, workload: Workload, request_options: RequestOptions) -> list[Script]:
-    """Return the bytes of each request, or the dialogues."""
+    """Return the bytes of each HTTP request of the workload, or its dialogues."""
     path = PATHS[workload.endpoint]
     bodies = workload.bodies(request_options.model, request_options.ignore_eos, request_options.extra_body)
     return [post_request(address, path, body) if isinstance(body, bytes) else body for body in bodies]

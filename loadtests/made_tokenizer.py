@@ -1,5 +1,5 @@
-"""Generator of a byte-level BPE tokenizer with a chat template and a vocabulary of any size, for models without weights on
-machines without a tokenizer and without network. A token is about three letters, a word about two tokens."""
+"""Generator of a byte-level BPE tokenizer with a chat template and a vocabulary of any size. It is used for models without
+weights on machines that have neither a tokenizer nor a network. A token is about three letters, a word about two tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TEMPLATE = (
 
 
 def byte_letters() -> list[str]:
-    """Return the character of each byte: printable bytes are themselves, the others follow from U+0100 in order."""
+    """Return the character that stands for each byte. Printable bytes stand for themselves; the others use U+0100 and following."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Yield merges, each once: pairs of letters (a space may be first), then pair and letter, then pair and pair."""
+    """Yield merges, each once: pairs of letters (a space may be first), then a pair and a letter, then two pairs."""
     pairs = ["".join(each) for each in product([SPACE, *LETTERS], LETTERS)]
     yield from ((pair[0], pair[1]) for pair in pairs)
     yield from product(pairs, LETTERS)
@@ -37,13 +37,13 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 
 def check_size(vocab_size: int) -> None:
-    """Raise ValueError if a vocabulary of this size is too small for the bytes or needs merges of more than four letters."""
+    """Raise ValueError if a vocabulary of `vocab_size` tokens is too small (all bytes) or too large (tokens of four letters)."""
     if not MIN_SIZE <= vocab_size <= MAX_SIZE:
         raise ValueError(f"a vocabulary of {vocab_size}: a tokenizer is made of {MIN_SIZE} to {MAX_SIZE} tokens")
 
 
 def write_tokenizer(folder: Path, vocab_size: int, last: Sequence[str] = ()) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as transformers reads them. `last`: special tokens at the end of the
+    """Write tokenizer.json and tokenizer_config.json in the format of transformers. `last`: special tokens at the end of the
     vocabulary. Raises OSError, ValueError."""
     num_text = vocab_size - len(last)
     check_size(num_text)

@@ -1,4 +1,5 @@
-"""Choice of the chart for given records, and a check that it can be drawn. Imports `charts.py` (matplotlib) on demand."""
+"""Drawing of charts: selects the chart for records, and checks that it can be drawn. `charts.py` (matplotlib) is imported when
+needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class CannotDraw(ValueError):
 
 
 def check_pictures(paths: Iterable[Path]) -> None:
-    """Check before a long measurement that charts can be written. Raises CannotDraw, OSError."""
+    """Check that charts can be written to `paths`, before a long measurement. Raises CannotDraw, OSError."""
     for path in paths:
         if path.suffix not in SUFFIXES:
             raise CannotDraw(f"{path}: unsupported image format; use {' or '.join(SUFFIXES)}")
@@ -28,7 +29,7 @@ def check_pictures(paths: Iterable[Path]) -> None:
 
 
 def draw(path: Path, records: Sequence[Record]) -> None:
-    """Draw runs as distributions and over time, or levels of a sweep as throughput against latency."""
+    """Draw a chart of `records`: distributions and time course of runs, or throughput and latency of a sweep's levels."""
     from loadtests.charts import draw_levels, draw_runs
 
     levels = [record for record in records if record.get("kind") == "level"]
@@ -39,7 +40,7 @@ def draw(path: Path, records: Sequence[Record]) -> None:
 
 
 def draw_traffic(path: Path, figures: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw figures of `gpu` by model, with vLLM's."""
+    """Draw the figures that `gpu` measured, by model, next to vLLM's."""
     from loadtests.charts import draw_traffic as charted
 
     charted(path, figures)

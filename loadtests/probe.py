@@ -22,7 +22,7 @@ class ProbeFailed(Exception):
 def ask(
     address: Address, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 10.0
 ) -> tuple[int, bytes]:
-    """Send a GET, or a JSON POST if there is a body; return status and body. Raises ProbeFailed without an answer."""
+    """Send a GET, or a POST of JSON if `body` is given. Return status and body. Raises ProbeFailed if there is no answer."""
     connection = _connection(address, timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
@@ -68,7 +68,7 @@ def is_healthy(address: Address, path: str) -> bool:
 
 
 def first_model(address: Address) -> str:
-    """Return the first id of /v1/models. Raises ProbeFailed."""
+    """Return the first model id in /v1/models. Raises ProbeFailed."""
     status, body = ask(address, "/v1/models")
     try:
         return str(json.loads(body)["data"][0]["id"])
@@ -77,7 +77,7 @@ def first_model(address: Address) -> str:
 
 
 def complete_once(address: Address, model: str, timeout_s: float) -> None:
-    """Generate one token by the chat endpoint. Raises ProbeFailed."""
+    """Generate one token through the chat endpoint. Raises ProbeFailed."""
     body = {"model": model, "max_tokens": 1, "temperature": 0, "messages": [{"role": "user", "content": "Hi"}]}
     status, answer = ask(address, "/v1/chat/completions", body, timeout_s)
     if status != 200:
@@ -85,7 +85,7 @@ def complete_once(address: Address, model: str, timeout_s: float) -> None:
 
 
 def loop_lag_buckets(address: Address) -> Buckets:
-    """Return oneloop's event-loop lag as cumulative counts by upper bound in seconds; empty for other servers."""
+    """Return oneloop's event-loop lag as cumulative counts by upper bound in seconds. Empty for other servers."""
     try:
         status, body = ask(address, "/metrics")
     except ProbeFailed:
@@ -95,7 +95,7 @@ def loop_lag_buckets(address: Address) -> Buckets:
 
 
 def bucket_percentile(before: Buckets, after: Buckets, percent: float) -> float | None:
-    """Return the upper bound of the bucket that contains the percentile of the observations between two readings."""
+    """Return the upper bound of the bucket that contains a percentile of observations between two readings, or None."""
     grown = {bound: count - before.get(bound, 0.0) for bound, count in sorted(after.items())}
     total = max(grown.values(), default=0.0)
     return next((bound for bound, count in grown.items() if total and count >= total * percent / 100), None)

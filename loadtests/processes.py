@@ -1,8 +1,8 @@
-"""Server process in a session of its own, measured through /proc, and always stopped.
+"""Server process in its own session, measured through /proc, and always stopped.
 
-`ServerProcess` is a context manager. Its exit (also after an error, Ctrl-C or SIGTERM) ends the whole family: every process
-of that session and every descendant, even one that moved to another session. Only pids seen in the family whose start time
-is unchanged are signalled, so a process that reuses a pid is never hit."""
+`ServerProcess` is a context manager. Its exit (also after an error, Ctrl-C or SIGTERM) ends the whole family: every process of
+that session and every descendant, even one that moved to another session. A process is signalled only if its pid and start time
+match those seen in the family, so a process that reuses a pid is never hit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """Fields of /proc/PID/stat. `started`, in clock ticks since boot, identifies a process together with its pid."""
+    """Fields of /proc/PID/stat. `started`: start time in clock ticks since boot, which with the pid identifies a process."""
 
     pid: int
     parent: int
@@ -36,7 +36,7 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return the process's status; None if there is no such process, or it is a zombie."""
+    """Return the fields of process `pid`; None if there is no such process, or it is a zombie."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -58,19 +58,19 @@ def family(root: int) -> list[ProcessStat]:
 
 
 def cpu_s(root: int) -> float:
-    """Return the family's user and system CPU seconds so far."""
+    """Return the CPU seconds (user and system) that the family of `root` has used so far."""
     return sum(stat.cpu_s for stat in family(root))
 
 
 def cpu_percent(root: int, seconds: float) -> float:
-    """Return the family's CPU use over `seconds`, in percent of one core."""
+    """Return the CPU use of the family of `root` during the next `seconds`, in percent of one core."""
     before_cpu_s, before_s = cpu_s(root), time.perf_counter()
     time.sleep(seconds)
     return round(100 * (cpu_s(root) - before_cpu_s) / (time.perf_counter() - before_s), 1)
 
 
 def resident_mib(root: int) -> float:
-    """Return the sum of resident sets (statm: no page-table walk); pages shared by processes count once for each."""
+    """Return the sum of resident sets in MiB, from statm, which needs no page-table walk. Shared pages count once per process."""
     total = 0.0
     for stat in family(root):
         with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def resident_mib(root: int) -> float:
 
 
 def peak_resident_mib(root: int) -> float:
-    """Return the sum of the family's high-water marks (VmHWM), which the kernel maintains at no cost."""
+    """Return the sum in MiB of the family's peak resident sets (VmHWM), which the kernel maintains at no cost."""
     total = 0.0
     for stat in family(root):
         with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def peak_resident_mib(root: int) -> float:
 
 @contextlib.contextmanager
 def stop_signals_deferred() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM until the block ends, so that a process being started is not lost."""
+    """Context that defers Ctrl-C and SIGTERM until its end, so that a process being started is always stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,7 +111,7 @@ def stop_signals_deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_signals_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into Ctrl-C within the block, so that every `with` is left in order."""
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, so that every `with` block ends in order."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -129,7 +129,7 @@ class CannotStart(Exception):
 
 
 class ServerProcess:
-    """Running command with its output in `log`. `env` is added to the current environment."""
+    """Running command whose output goes to the file `log`. `env`: variables added to the environment."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class ServerProcess:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self, number: signal.Signals, limit_s: float) -> int | None:
-        """Send a signal to the process itself and return its exit code; None if it did not end within the limit."""
+        """Send signal `number` to the process. Return its exit code; None if it did not end within `limit_s` seconds."""
         assert self._process is not None
         self._process.send_signal(number)
         try:

@@ -1,7 +1,7 @@
-"""Result tables: of a `serve` run, and of a comparison in markdown for the README. Maps data to text only.
+"""Result tables: of a `serve` run, and of a comparison in markdown for the README. This module only converts data to text.
 
-A comparison's records are the lines of its JSONL file: {"kind": "start" | "run" | "failure", "server", "round", …}. Figures
-are medians over rounds; cells mark errors, shorter runs and answers of another length."""
+The records of a comparison are the lines of its JSONL file: {"kind": "start" | "run" | "failure", "server", "round", …}. Figures
+are medians over rounds. Marks in cells show errors, shorter runs and answers of different length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Row of the comparison: a figure of the runs of `workload`, or of the starts if `workload` is None."""
+    """Row of the comparison: a figure of the runs of `workload`. If `workload` is None, it is a figure of the starts."""
 
     title: str
     key: str
@@ -54,7 +54,7 @@ def values_of(records: Iterable[Record], server: str, row: Row) -> list[float]:
 
 
 def comparison_table(records: Sequence[Record], ours: str) -> str:
-    """Return markdown with rows of workloads, then latencies and costs; columns are servers, ours first."""
+    """Return a markdown table. Rows are workloads, then latencies and costs. Columns are servers, with `ours` first."""
     servers = _servers(records, ours)
     parts = [
         _markdown("output tokens per second", speed_rows(records), records, servers),
@@ -127,7 +127,7 @@ def _notes(records: Sequence[Record], servers: Sequence[str]) -> list[str]:
 
 
 def comparison_summary(records: Sequence[Record], ours: str) -> dict[str, Any]:
-    """Return median, minimum and maximum of every figure, by row and server; `ratio` as in the table."""
+    """Return median, minimum and maximum of every figure, by row and server. `ratio` is the ratio in the table."""
     servers = _servers(records, ours)
     rows = [*speed_rows(records), *cost_rows(records)]
     figures: dict[str, dict[str, Any]] = {}
@@ -172,7 +172,7 @@ _COLUMNS: Sequence[tuple[str, str]] = (
 
 
 def serve_table(runs: Sequence[Record]) -> str:
-    """Return aligned text, one line per run; empty columns are left out."""
+    """Return aligned text with one line per run. Empty columns are left out."""
     lines = [[_format(template, run) for _, template in _COLUMNS] for run in runs]
     shown = [index for index in range(len(_COLUMNS)) if any(line[index] != "-" for line in lines)]
     grid = [[_COLUMNS[index][0] for index in shown], *([line[index] for index in shown] for line in lines)]
@@ -195,7 +195,7 @@ def _format(template: str, run: Record) -> str:
 
 
 def serve_remarks(runs: Iterable[Record]) -> list[str]:
-    """Return remarks that a reader needs before believing the table."""
+    """Return warnings about the runs, such as failed requests or an overloaded client."""
     remarks: list[str] = []
     for run in runs:
         name = run["workload"]

@@ -1,7 +1,7 @@
 """Command `python -m loadtests results`: generate RESULTS.md from the records of `steps` and `gpu`.
 
-A record is one JSON object: command, model, date, machine, command line, and `figures` by the keys of `targets.ROWS`. If
-several records have the same figure of a model, the last one counts. "Notes" are written by hand and kept."""
+A record is one JSON object: command, model, date, machine, command line, and `figures` by the keys of `targets.ROWS`. If several
+records have the same figure of a model, the last record counts. The section "Notes" is written by hand and kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def new_record(command: str, model: str, device: str, figures: Mapping[str, float]) -> dict[str, Any]:
-    """Return the common fields of a record: date, machine, command line."""
+    """Return a record with date, machine and command line of this process."""
     return {
         "command": command,
         "model": model,
@@ -56,13 +56,13 @@ def add_to_file(path: Path, record: Record) -> None:
 
 
 def _ratio(row: Row, model: str, figure: float) -> str:
-    """Return by what factor `figure` is better than vLLM's."""
+    """Return as text how many times better `figure` is than vLLM's."""
     vllm = row.vllm.get(model)
     return f"{figure / vllm if row.more_is_better else vllm / figure:.2f}x" if vllm and figure else "-"
 
 
 def _cells(row: Row, model: str, figure: float) -> list[str]:
-    """Return title, our figure, vLLM's, our ratio to vLLM, target, and whether it is met."""
+    """Return the cells of a text table: title, our figure, vLLM's figure, our ratio to vLLM, target, and whether it is met."""
     target = row.target.get(model)
     goal = "-" if target is None else f"{'>=' if row.more_is_better else '<='} {target:,g}"
     verdict = {None: "-", True: "met", False: "missed"}[row.met(model, figure)]
@@ -70,7 +70,7 @@ def _cells(row: Row, model: str, figure: float) -> list[str]:
 
 
 def page_cells(row: Row, model: str, figure: float | None) -> list[str]:
-    """Return a row of the page: title, our figure, vLLM's with our ratio to it, target with a mark. Unknown cells are empty."""
+    """Return the cells of a row in RESULTS.md: title, our figure, vLLM's with our ratio, target with a mark. Empty if unknown."""
     vllm, target = row.vllm.get(model), row.target.get(model)
     ratio = "" if vllm is None or not figure else f" ({_ratio(row, model, figure)})"
     return [
@@ -101,7 +101,7 @@ def figures_table(model: str, figures: Mapping[str, float]) -> str:
 
 
 def latest(records: Iterable[Record], model: str) -> tuple[dict[str, float], list[Record]]:
-    """Return the latest figures of a model and their records, oldest first."""
+    """Return the latest figures of `model`, and the records that contain them, oldest first."""
     source: dict[str, Record] = {}
     for record in records:
         if record["model"] == model:
@@ -115,7 +115,7 @@ def latest(records: Iterable[Record], model: str) -> tuple[dict[str, float], lis
 
 
 def notes_of(page: str) -> str:
-    """Return the hand-written notes at the end of a page."""
+    """Return the hand-written notes at the end of a page's text."""
     return page.partition(NOTES)[2].strip() or "None yet."
 
 
@@ -125,7 +125,7 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _source(record: Record) -> str:
-    """Return day, machine and command of a record, without the options that only name its files."""
+    """Return date, machine and command of a record. Options that only name the record's files are left out."""
     command = re.sub(r" (--output-json|--tokenizer) \S+", "", record["command_line"]).removeprefix(
         "python -m loadtests "
     )
@@ -162,7 +162,7 @@ def results_page(records: Sequence[Record], notes: str) -> str:
 
 
 def read_records(paths: Iterable[Path]) -> list[Record]:
-    """Read records from files. Raises OSError, or ValueError naming the file."""
+    """Read records from files. Raises OSError, or ValueError that names the file."""
     records: list[Record] = []
     for path in paths:
         for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -1,5 +1,5 @@
-"""Data saved with a run to draw charts later, also of several servers: distributions as quantiles, and the run over time.
-Small for any number of requests."""
+"""Data saved with a run, from which charts can be drawn later: distributions as quantiles, and the run over time. The size does
+not depend on the number of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 
 
 def shape_of_run(run: Run) -> dict[str, Any]:
-    """Return the run's distributions. `cdf`: quantiles 0, 1, … 100 % by metric, in milliseconds. `timeline`: see there."""
+    """Return the data to save. `cdf`: quantiles 0, 1, … 100 % by metric, in milliseconds. `timeline`: see `timeline`."""
     whole = [answer for answer in run.answers if answer.error is None]
     quantiles = {
         name: [round(1000 * (percentile(values, percent) or 0.0), 3) for percent in range(NUM_QUANTILES)]
@@ -30,8 +30,8 @@ def shape_of_run(run: Run) -> dict[str, Any]:
 
 
 def timeline(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return NUM_BINS bins of `bin_s` seconds from the first request to the last byte: events with content a second, and
-    requests in flight at the end of each bin."""
+    """Return NUM_BINS bins of `bin_s` seconds from the first request to the last byte. Each has events with content per second,
+    and requests in flight at its end."""
     if not answers:
         return {"bin_s": 0.0, "events_per_s": [], "in_flight": []}
     begun_s = min(answer.sent_s for answer in answers)
@@ -60,7 +60,7 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
 
 
 class NotSaved(ValueError):
-    """Error: the file contains other data than runs saved by `--out`."""
+    """Error: the file contains other data than the runs that `--out` saves."""
 
 
 def read_records(paths: Iterable[Path]) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""Command `oneloop bench serve`: run workloads against one running server; print a table, remarks and a JSON line, save
-charts and records."""
+"""Command `oneloop bench serve`: run workloads against one running server. Prints a table, remarks and JSON; saves charts and
+records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def begin(
     command: str, args: argparse.Namespace, read: Callable[[argparse.Namespace], Iterable[Workload]]
 ) -> tuple[Iterable[Workload], Target] | None:
-    """Return the workloads that `read` finds in `args`, and the server; None after printing why the command cannot begin."""
+    """Return the workloads that `read` finds in `args`, and the server. None if `command` cannot begin; the reason is printed."""
     try:
         workloads = read(args)
         check_pictures(args.plot)
@@ -88,8 +88,8 @@ def run_workload(
     address: Address, workload: Workload, request_options: RequestOptions, limits: Limits, slo: Slo | None = None,
     pid: int | None = None, clients: int | None = None,
 ) -> tuple[Run, dict[str, Any]]:  # fmt: skip
-    """Run a workload; return the run and its flat record. `pid`: the server's first process, if known. `clients`: client
-    processes; None chooses by streams and cores."""
+    """Run a workload. Return the run and its flat record. `pid`: the server's first process, if known. `clients`: number of
+    client processes; None chooses by streams and cores."""
     lag_before = loop_lag_buckets(address)
     server_cpu = None if pid is None else lambda: processes.cpu_s(pid)
     crew = num_clients(workload.concurrency, clients)

@@ -1,7 +1,7 @@
-"""Servers of a comparison, read from a TOML file. Data only: nothing is started or requested here.
+"""Servers of a comparison, read from a TOML file. This module only reads data: it starts and requests nothing.
 
-One `[[server]]` table each. A server with a `command` is started and stopped by us; otherwise it must run at `base_url`.
-`${NAME}` and `${NAME:-default}` are taken from the environment, and only for the servers that are used."""
+Each server has a `[[server]]` table. A server with a `command` is started and stopped by the comparison. Any other server must
+run at `base_url`. `${NAME}` and `${NAME:-default}` are replaced from the environment, for the selected servers only."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class BadServersFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Server of a comparison. `share`: part of each workload's requests that is sent. `workloads`: which ones (empty: all).
-    `model` None: from /v1/models."""
+    """Server of a comparison. `share`: fraction of each workload's requests that is sent. `workloads`: names of its workloads;
+    empty means all. `model`: None uses the first one in /v1/models."""
 
     name: str
     base_url: str = ""
@@ -62,7 +62,7 @@ class Server:
 
 
 def read_servers(path: Path, only: Collection[str] = (), environment: Mapping[str, str] | None = None) -> list[Server]:
-    """Read the servers of a file, in its order; `only` picks by name. Raises BadServersFile naming what is wrong,
+    """Return the servers in a file, in its order. `only`: names to select; empty means all. Raises BadServersFile,
     AddressRefused."""
     try:
         tables = tomllib.loads(path.read_text())["server"]

@@ -1,8 +1,8 @@
 """Soak test: run our server under mixed requests for some minutes, then check its state.
 
-The server has few KV blocks, so that sequences preempt each other. Requests of `soak_requests.py`, drawn from a seed, use
-several connections at once, and /proc is monitored. Checks: every response is correct, every sequence is counted, every
-block is free; tasks, descriptors and memory are as before; and the server exits on a signal."""
+The server has few KV blocks, so that sequences preempt each other. Requests of `soak_requests.py`, drawn from a seed, are sent
+on several connections at once, and /proc is monitored. Checks: every response is correct, every sequence is counted, and every
+block is free; tasks, descriptors and memory are as before; the server exits on a signal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of requests sent and of their results."""
+    """Counts of the requests sent and of their results. `losses`: messages about wrong results."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Sample of the server process: time in seconds, memory in MiB, counts."""
+    """Sample of the server process: time in seconds, memory in MiB, number of descriptors."""
 
     at_s: float
     resident_mib: float
@@ -80,7 +80,7 @@ def look(pid: int) -> Seen:
 
 
 def metrics(address: Address) -> dict[str, float]:
-    """Return every metric by name, summed over labels; each `finished_reason` also separately. Raises ProbeFailed."""
+    """Return every metric by name, summed over labels. Each `finished_reason` is also separate. Raises ProbeFailed."""
     found: dict[str, float] = {}
     for name, labels, value in _SAMPLE.findall(ask(address, "/metrics", timeout_s=60.0)[1].decode()):
         found[name] = found.get(name, 0.0) + float(value)
@@ -105,7 +105,7 @@ async def send(address: Address, request: SoakRequest, tally: Tally) -> None:
 
 
 async def _exchange(address: Address, request: SoakRequest) -> tuple[int, bytes | None]:
-    """Send a request; return the status (0 if none arrived) and the whole body, or None for a client that leaves."""
+    """Send a request. Return the status (0 without a response) and the whole body, or None if the client disconnects early."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     response, body, num_bytes = HttpResponse(), bytearray(), 0
     try:
@@ -121,7 +121,7 @@ async def _exchange(address: Address, request: SoakRequest) -> tuple[int, bytes 
 
 
 async def load(address: Address, args: argparse.Namespace, model: str, tally: Tally, pid: int) -> list[Seen]:
-    """Send requests until the time is over, and wait for those in flight."""
+    """Send requests until the time limit, then wait for requests in flight. Return samples of the server process."""
     ends_s = time.monotonic() + 60 * args.minutes
     source, seen = requests(args.seed, model, MAX_WORDS), [look(pid)]
 
@@ -143,7 +143,7 @@ async def load(address: Address, args: argparse.Namespace, model: str, tally: Ta
 
 
 def until_idle(address: Address) -> dict[str, float]:
-    """Wait until nothing runs or the limit is reached, and return the metrics. Raises ProbeFailed."""
+    """Wait until no request runs or a time limit is reached. Return the metrics. Raises ProbeFailed."""
     ends_s = time.monotonic() + IDLE_LIMIT_S
     while True:
         found = metrics(address)
@@ -154,7 +154,7 @@ def until_idle(address: Address) -> dict[str, float]:
 
 
 def slope_mib_per_minute(seen: list[Seen]) -> float:
-    """Return the slope of memory after the warm-up, in MiB a minute: a line through all samples."""
+    """Return the growth of memory after the warm-up, in MiB per minute: the slope of a line through all samples."""
     settled = seen[int(WARM_UP * len(seen)) :]
     if len(settled) < 3:
         return 0.0
@@ -166,7 +166,7 @@ def complaints(
     tally: Tally, before: tuple[Seen, Mapping[str, float]], after: tuple[Seen, Mapping[str, float]], growth_mib: float,
     args: argparse.Namespace, log: str, exit_code: int | None,
 ) -> Iterator[str]:  # fmt: skip
-    """Yield a message for every failed check."""
+    """Yield a message for every check that failed."""
     (seen_before, _), (seen, found) = before, after
     if tally.losses:
         yield f"{len(tally.losses)} answers are not what they should be; the first: {tally.losses[0]}"

@@ -1,5 +1,5 @@
-"""Requests of a soak test: an endless seeded mixture of APIs, lengths, formats, leaving clients and invalid bodies; and a
-check of each answer. Sends nothing itself."""
+"""Requests of a soak test, and a check of each answer. The requests are an endless random mixture of APIs, lengths, formats,
+disconnecting clients and invalid bodies. This module sends nothing itself."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ LAST_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class SoakRequest:
-    """Request of a soak. `kind`: for the report. `num_choices`: sequences that it makes. `leaves_after`: bytes of the answer
-    after which the client leaves, or None. `is_bad`: the server must refuse it."""
+    """Request of a soak test. `kind`: name in the report. `num_choices`: number of sequences that it starts. `leaves_after`:
+    bytes of the answer after which the client disconnects, or None. `is_bad`: whether the server must refuse it."""
 
     kind: str
     path: str
@@ -80,7 +80,7 @@ class SoakRequest:
 
 
 def requests(seed: int, model: str, max_words: int) -> Iterator[SoakRequest]:
-    """Yield requests, the same ones for the same seed."""
+    """Yield requests without end. The same seed yields the same requests."""
     draw = random.Random(seed)
     while True:
         if draw.random() < 0.1:
@@ -97,7 +97,7 @@ def requests(seed: int, model: str, max_words: int) -> Iterator[SoakRequest]:
 
 
 def _body(draw: random.Random, path: str, model: str, max_words: int) -> tuple[dict[str, Any], int, str]:
-    """Return a body without `stream`, its number of sequences, and its kind."""
+    """Return a request body without the field `stream`, its number of sequences, and its kind."""
     num_words = int(2 ** draw.uniform(1, max(2, max_words.bit_length() - 1)))  # many short, few long
     text = " ".join(draw.choices(WORDS, k=num_words))
     if draw.random() < 0.3:
@@ -127,7 +127,7 @@ def _body(draw: random.Random, path: str, model: str, max_words: int) -> tuple[d
 
 
 def fault_of(request: SoakRequest, status: int, body: bytes) -> str | None:
-    """Return what is wrong with a complete answer, or None. Status 429 is correct at any time."""
+    """Return an error message if a complete answer is wrong, or None. Status 429 is always correct."""
     if status == 429:
         return None
     if request.is_bad:

@@ -1,7 +1,7 @@
 """Command `python -m loadtests speech`: seconds of audio that a speech model transcribes per second, for N files at once.
 
-oneloop (`LLM.transcribe`) and the systems of --beside transcribe the same audio on the same device in one process, in turns.
-With --tokens the model is a shape: its weights are random, every 30 s window has that number of tokens, and audio is
+oneloop (`LLM.transcribe`) and the systems of --beside transcribe the same audio on the same device alternately in one process.
+With --tokens, --model is a folder with a shape: weights are random, every 30 s window has that number of tokens, and audio is
 generated. Otherwise the model is real, and --audio names WAV files (16 kHz, mono, 16 bits). Options after `--` go to the engine."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every system was measured with every number of files, 2 for arguments that do not fit together."""
+    """Return 0 if every system was measured with every number of files, 2 for contradictory arguments."""
     refusal = refused(args)
     if refusal is not None:
         print(f"loadtests speech: {refusal}", file=sys.stderr)
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def refused(args: argparse.Namespace) -> str | None:
-    """Return why these arguments cannot be measured, or None."""
+    """Return an error message if these arguments cannot be measured, or None."""
     if min(*args.files, args.rounds, args.threads) < 1 or args.seconds <= 0:
         return "files, rounds, threads and seconds must be positive"
     if args.tokens is None and not args.audio:
@@ -102,13 +102,13 @@ def refused(args: argparse.Namespace) -> str | None:
 
 
 def shown(record: dict[str, Any]) -> str:
-    """Return a progress line."""
+    """Return the progress line for a record."""
     facts = {key: round(value, 4) if isinstance(value, float) else value for key, value in record.items()}
     return f"  {record['figure']}: " + ", ".join(f"{key} {facts[key]}" for key in facts if key != "figure")
 
 
 def table(args: argparse.Namespace, figures: dict[str, float]) -> str:
-    """Return the seconds of audio per second of each system, and ours in relation to its."""
+    """Return a table with the seconds of audio per second of each system, and the ratio of oneloop to it."""
     lines = ["files  " + "  ".join(f"{name:>24}" for name in ("oneloop", *args.beside))]
     for files in args.files:
         ours = figures.get(f"oneloop.{files}")

@@ -1,9 +1,8 @@
-"""Command `python -m loadtests steps`: measure step times, prefill rates and start-up of the engine in one process, next to
-vLLM's figures and the targets.
+"""Command `python -m loadtests steps`: measure step times, prefill rates and start-up of the engine in one process. It shows vLLM's
+figures and the targets next to them.
 
-`python -m loadtests.engine` measures in a process of its own; its lines become a table and one record. The named figures are
-measured, or every row of `targets.py`. Options after `--` go to the engine: the fields of EngineConfig, such as `--
---max-num-seqs 512`."""
+`python -m loadtests.engine` measures in a separate process; its lines become a table and one record. By default, every row of
+`targets.py` is measured. Options after `--` go to the engine: the fields of EngineConfig, such as `-- --max-num-seqs 512`."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
 
 
 def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON lines of a process's output; other lines are printed."""
+    """Yield the JSON lines of a process's output as objects. Other lines are printed."""
     for line in lines:
         try:
             record = json.loads(line)
@@ -68,7 +67,7 @@ def records_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def figures_of(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return figures by the keys of `targets.ROWS`, without those that failed."""
+    """Return the figures by the keys of `targets.ROWS`. Figures that failed are left out."""
     figures: dict[str, float] = {}
     for record in records:
         if "error" in record:

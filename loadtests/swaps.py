@@ -1,9 +1,9 @@
 """Command `oneloop bench swaps`: cost of several models on one device that are loaded one at a time.
 
-Measures a running server with several `--model`. Each model gets two requests in turn: the first waits for the model, the
-second does not; the difference is the pause. All answers of a model must be equal. Then streams run on one model while
-another is requested: no stream may end early. A model that cannot be loaded is reported and must not affect the others.
-Also: memory of the device (nvidia-smi) and of the server (--pid)."""
+It measures a running server with several `--model`. Each model gets two requests: the first waits for the model to be loaded,
+the second does not. The difference is the pause. All answers of a model must be equal. Then streams run on one model while
+another model is requested: no stream may end early. A model that cannot be loaded is reported and must not affect the others.
+The memory of the device (nvidia-smi) and of the server (--pid) is also reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Answer:
-    """Answer of a model. `failure`: the server's message if there was no answer."""
+    """Answer of a model. `failure`: the server's message if the request failed."""
 
     text: str
     num_tokens: int
@@ -51,8 +51,8 @@ class Answer:
 
 @dataclass(slots=True)
 class Turns:
-    """Observations of one model. `first_s`: its first answer including loading; `waited_s`: later answers that waited for
-    the model; `alone_s`: answers that did not."""
+    """Observations of one model. `first_s`: time of its first answer, including loading. `waited_s`: times of later answers that
+    waited for the model to be loaded. `alone_s`: times of answers that did not wait."""
 
     first_s: float = 0.0
     texts: set[str] = field(default_factory=set)
@@ -77,7 +77,7 @@ class Turns:
 
 
 def complete(address: Address, model: str, max_tokens: int, *, stream: bool = False) -> Answer:
-    """Request a completion from `model`. Raises ProbeFailed without an answer."""
+    """Request a completion from `model` and return the answer. Raises ProbeFailed if the server does not respond."""
     body = {
         "model": model, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": stream,
         **({"stream_options": {"include_usage": True}} if stream else {}),
@@ -99,7 +99,7 @@ def _whole(content: bytes) -> tuple[str, int]:
 
 
 def _streamed(content: bytes) -> tuple[str, int]:
-    """Parse a streamed answer. Raises ValueError for a stream that was cut off."""
+    """Return text and number of tokens of a streamed answer. Raises ValueError if the stream was cut off."""
     events = [line.removeprefix(b"data: ") for line in content.splitlines() if line.startswith(b"data: ")]
     if not events or events.pop() != b"[DONE]":
         raise ValueError("no end")
@@ -109,7 +109,7 @@ def _streamed(content: bytes) -> tuple[str, int]:
 
 
 def device_mib() -> int | None:
-    """Return the used memory of the first GPU, of all processes; None without a GPU."""
+    """Return the memory of the first GPU that all processes use, in MiB; None without a GPU."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -129,7 +129,7 @@ def generating_models(address: Address) -> list[str]:
 
 
 def take_turns(address: Address, models: list[str], rounds: int, max_tokens: int) -> dict[str, Turns]:
-    """Request each model alternately, for `rounds` rounds. Raises ProbeFailed."""
+    """Send requests to each model alternately, for `rounds` rounds. Raises ProbeFailed."""
     found = {model: Turns() for model in models}
     for number in range(rounds + 1):
         for model in [each for each in models if found[each].failure is None]:
@@ -153,7 +153,7 @@ def take_turns(address: Address, models: list[str], rounds: int, max_tokens: int
 
 
 def beside_streams(address: Address, model: str, other: str, num: int, num_tokens: int) -> dict[str, Any]:
-    """Run `num` streams of `model` and one concurrent request for `other`. Raises ProbeFailed."""
+    """Run `num` streams of `model`, and one request to `other` at the same time. Return the observations. Raises ProbeFailed."""
     answers: list[Answer] = []
     failures: list[ProbeFailed] = []
     alone = complete(address, model, num_tokens)  # what they are to say; the model is loaded then

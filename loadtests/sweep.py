@@ -1,7 +1,7 @@
-"""Command `oneloop bench sweep`: run one workload under rising load until throughput stops rising; report the knee, and options
-that would move it.
+"""Command `oneloop bench sweep`: run one workload under rising load until throughput stops rising. Report the knee, and server
+options that would improve it.
 
-By default 1, 2, 4, … streams (closed loop). With --rates requests arrive at these rates, as a Poisson process."""
+By default, the levels are 1, 2, 4, … streams (closed loop). With --rates, requests arrive at these rates, as a Poisson process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def levels_of(args: argparse.Namespace) -> Iterator[Workload]:
-    """Return the workload at each load level, with different prompts per level. Raises ValueError."""
+    """Yield the workload at each load level. Each level has different prompts. Raises ValueError."""
     [workload, *others] = find_workloads([args.workload], args.vocab_size)
     if others:
         raise ValueError(f"--workload {args.workload} is a group; a sweep is of one workload")
@@ -65,7 +65,7 @@ def _with_streams(workload: Workload, num: int, each: int, index: int) -> Worklo
 
 
 def at_rate(workload: Workload, rate: float, seconds: float, index: int) -> Workload:
-    """Return the workload with Poisson arrivals at `rate` a second for `seconds`; `index` numbers the runs against a server."""
+    """Return the workload with Poisson arrivals at `rate` requests per second for `seconds`. `index` selects the prompts."""
     arrivals = max(round(rate * seconds), -(-12 // workload.num_turns))
     return replace(
         workload, concurrency=MAX_CONCURRENCY, num_requests=arrivals * workload.num_turns, arrivals=Poisson(rate)
@@ -73,7 +73,7 @@ def at_rate(workload: Workload, rate: float, seconds: float, index: int) -> Work
 
 
 def run_level(target: Target, workload: Workload) -> dict[str, Any]:
-    """Run one level; return its record with the growth of the server's counters."""
+    """Run one level. Return its record, with the increase of the server's counters."""
     before = counters(target.address)
     run, record = run_workload(
         target.address, workload, target.request_options, target.limits, target.slo, target.pid, target.clients
@@ -140,7 +140,7 @@ def _tell(args: argparse.Namespace, levels: Sequence[dict[str, Any]], why: str |
 
 
 def _figures(level: Mapping[str, Any]) -> str:
-    """Return a level's load, throughput and p50 latencies as text."""
+    """Return load, throughput and p50 latencies of a level as text."""
     unit = "requests/s" if level["rate_per_s"] else "streams"
     ttft_ms, tpot_ms = level["ttft_ms_p50"] or 0, level["tpot_ms_p50"] or 0
     speed = f"{level['out_tok_per_s']:.0f} tokens/s"

@@ -1,4 +1,4 @@
-"""Command `python -m loadtests table`: print a comparison's table again from its records."""
+"""Command `python -m loadtests table`: print the table of a comparison again from its records."""
 
 from __future__ import annotations
 

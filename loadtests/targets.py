@@ -1,8 +1,8 @@
-"""GPU figures to beat, as data: key, vLLM's figure and our target. RESULTS.md has the reasons.
+"""GPU figures to reach, as data: key, vLLM's figure and our target. RESULTS.md has the reasons.
 
-Peer: vLLM 0.26.0 on one NVIDIA H200 (FA3, torch.compile, full and piecewise graphs, max-model-len 16384). HTTP and costs
-were measured on 2026-11-24, each server alone on the card, by vLLM's `bench serve`; steps in process on 2026-11-22. A row's
-`key` is the name of its figure in every record of `steps` and `gpu`."""
+Peer: vLLM 0.26.0 on one NVIDIA H200 (FA3, torch.compile, full and piecewise graphs, max-model-len 16384). HTTP and costs were
+measured on 2026-11-24, each server alone on the GPU, by vLLM's `bench serve`; steps in process on 2026-11-22. The `key` of a row
+is the name of its figure in every record of `steps` and `gpu`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARKS = {None: "", True: "✓", False: "✗"}  # of a target: none, met, missed
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Row of the results. `vllm` and `target` by model; a model without either has no such row on the page."""
+    """Row of RESULTS.md. `vllm`, `target`: figures by model. A model without either figure does not have this row."""
 
     key: str
     title: str
@@ -48,7 +48,7 @@ def _http(
     cpu_us: float | None = None,
     wall_s: float | None = None,
 ) -> dict[str, float]:
-    """Return the figures of one workload by key: tokens a second, milliseconds, microseconds of server CPU a token, seconds."""
+    """Return the given figures of one workload by key. Units: tok/s, ms, us of server CPU per token, seconds."""
     values = (wall_s, tok_per_s, ttft_p50, ttft_p99, tpot_p50, itl_p99, e2e_p99, cpu_us)
     return {key: value for key, value in zip(_HTTP_TITLES, values, strict=True) if value is not None}
 
@@ -101,7 +101,7 @@ TARGETS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
 
 
 def _of_workload(workload: str) -> list[Row]:
-    """Return the rows of a workload: each figure that vLLM or a target has for either model."""
+    """Return the rows of a workload: one for each figure that has a vLLM figure or a target for any model."""
     vllm, target = ({model: all_of[model].get(workload, {}) for model in MODELS} for all_of in (VLLM, TARGETS))
     return [
         Row(
@@ -117,7 +117,7 @@ def _of_workload(workload: str) -> list[Row]:
 def _row(
     key: str, title: str, group: str, digits: int, small: tuple[float | None, float], large: tuple[float, float]
 ) -> Row:
-    """Return a row. Each pair is vLLM's figure, or None, and the target."""
+    """Return a row. `small`, `large`: vLLM's figure (or None) and the target, for the small and the large model."""
     vllm = {model: pair[0] for model, pair in ((SMALL, small), (LARGE, large)) if pair[0] is not None}
     return Row(key, title, group, digits, "tok_per_s" in key, vllm, {SMALL: small[1], LARGE: large[1]})
 

@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Session:
-    """Measurement of one shape. Raises ServerFailed, ProbeFailed, CannotStart and OSError."""
+    """Measurement of one model shape. Raises ServerFailed, ProbeFailed, CannotStart and OSError."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self._args = args
@@ -167,7 +167,7 @@ class Session:
         self._note("conversations.tokens_to_pool", sum(last_turns) / args.pool_tokens)
 
     def _long_prompts(self, address: Address) -> None:
-        """Measure long prompts that are computed, then on the device, then evicted to the host."""
+        """Measure long prompts that are computed, then reused from the device, then reused from the host after eviction."""
         num_evicting = -(-self._args.pool_tokens // self._args.prompt_tokens)
         evicting = range(EVICTING_SEED, EVICTING_SEED + num_evicting * (self._args.rounds + 1))
         seeds = iter(evicting)
@@ -184,7 +184,7 @@ class Session:
             self._note(f"ttft_ms.{source}", statistics.median(ttft_ms))
 
     def _from_disk(self, disk: Path) -> None:
-        """Measure the long prompts after a restart."""
+        """Measure the long prompts after a restart, when they are on disk only."""
         options = "--kv-disk", str(disk)
         seeds = range(self._args.rounds)
         with self._server("disk", *options) as address:
@@ -202,7 +202,7 @@ class Session:
             self._note(f"ttft.disk_to_{source}", self.figures["ttft_ms.disk"] / self.figures[f"ttft_ms.{source}"])
 
     def _ask(self, address: Address, *, seeds: Sequence[int], is_hit: bool | None = None) -> list[float]:
-        """Request one token after each long prompt; return TTFT in ms. `is_hit` False: the prompt must not be cached."""
+        """Request one token after each long prompt. Return TTFTs in ms. `is_hit` False: the prompt must not be cached."""
         found = []
         for seed in seeds:
             length = Lengths(self._args.prompt_tokens, self._args.prompt_tokens)
@@ -228,7 +228,7 @@ class Session:
 
 
 def transfers(address: Address) -> Mapping[str, tuple[float, float]]:
-    """Return bytes and seconds of copies so far, by direction. Raises ProbeFailed."""
+    """Return the bytes and seconds of all copies so far, by direction. Raises ProbeFailed."""
     _, body = ask(address, "/metrics")
     found: dict[str, dict[str, float]] = {}
     for kind, direction, value in _TRANSFER.findall(body.decode()):
@@ -237,7 +237,7 @@ def transfers(address: Address) -> Mapping[str, tuple[float, float]]:
 
 
 def wait_for_copies(address: Address) -> None:
-    """Return when no tier has copied anything for a moment. Raises ProbeFailed."""
+    """Wait until no tier has copied data for a moment. Raises ProbeFailed."""
     last = transfers(address)
     while True:
         time.sleep(SETTLED_S)
@@ -248,7 +248,7 @@ def wait_for_copies(address: Address) -> None:
 
 
 def drop_from_page_cache(folder: Path) -> None:
-    """Write the folder's files out and drop them from the page cache, so that reading them reads the disk."""
+    """Write the files in `folder` to disk and drop them from the page cache, so that later reads come from the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -260,7 +260,7 @@ def drop_from_page_cache(folder: Path) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every answer was complete and came from where it should, 2 if nothing could begin."""
+    """Return 0 if every answer was complete and its prefix came from the expected tier, 2 if nothing could begin."""
     try:
         check_size(args.vocab_size)
         if min(args.rounds, args.conversations, args.turns, args.words, args.output_tokens) < 1:

@@ -1,7 +1,7 @@
 """Recorded traces for replay: arrival times, lengths and shared prefixes of a server's requests, read from JSONL.
 
-A line is a request in Mooncake's format: `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and an
-optional `hash_ids`, one per 512 prompt tokens, equal for equal text."""
+A line is a request in Mooncake's format: `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and optional
+`hash_ids`. There is one hash id per 512 prompt tokens; equal ids mean equal text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FIRST_ID = 100  # above the usual special tokens
 
 
 class BadTrace(ValueError):
-    """Error: a line is not a valid request of a trace."""
+    """Error: a line of a trace is not a valid request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Recorded request. `blocks`: hash ids of its prompt's blocks of `BLOCK_TOKENS` (the last may be shorter), if known."""
+    """Request of a trace. `blocks`: hash ids of its prompt's blocks of `BLOCK_TOKENS` tokens (the last may be shorter)."""
 
     at_s: float
     num_prompt_tokens: int
@@ -36,7 +36,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """Random token ids with the recorded prompts' lengths and shared blocks."""
+    """Prompts of random token ids with the lengths and shared blocks of a trace."""
 
     recorded: tuple[Recorded, ...]
     vocab_size: int = 49_152
@@ -52,7 +52,7 @@ class TracePrompt:
         return f"a trace of {len(self.recorded)} requests"
 
     def arrivals(self, speed: float = 1.0) -> Replay:
-        """Return the recorded arrival times; `speed` 2 halves them. Raises ValueError."""
+        """Return the recorded arrival times divided by `speed`. Raises ValueError."""
         if not 0 < speed < float("inf"):
             raise ValueError("the speed of a trace must be positive and finite")
         return Replay(tuple((each.at_s - self.recorded[0].at_s) / speed for each in self.recorded))
@@ -64,7 +64,7 @@ class TracePrompt:
         ]
 
     def _ids(self, index: int, seed: int) -> list[int]:
-        """Return a prompt's ids. Blocks are drawn from their hash id alone, equal in every prompt; the rest is unshared."""
+        """Return the token ids of the prompt `index`. A block depends on its hash id only. The rest is not shared."""
         each, ids = self.recorded[index], range(_FIRST_ID, self.vocab_size)
         prompt: list[int] = []
         for block in each.blocks:

@@ -1,7 +1,7 @@
-"""Table of realistic traffic: representative workloads, vLLM's figures for them, and ours.
+"""Table of realistic traffic: representative workloads, with vLLM's figures and ours.
 
-Our figures are those of `gpu`'s records; the steps of a ladder are shares of the saturated rate. vLLM's (`targets.VLLM`)
-were measured by its own client, for few workloads. Titles name the workloads of the picture."""
+Our figures come from the records of `gpu`. The steps of a ladder are shares of the saturated rate. vLLM's figures
+(`targets.VLLM`) were measured by vLLM's own client, for few workloads. The chart uses the same workload titles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAFFIC: Mapping[str, str] = {
 
 
 class Metric(NamedTuple):
-    """Column of the table. `keys`: figures of a workload that share a cell."""
+    """Column of the table. `keys`: figures of a workload that are shown in one cell."""
 
     title: str
     keys: tuple[str, ...]
@@ -42,7 +42,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def of_workload(figures: Figures, workload: str) -> dict[str, float]:
-    """Return the workload's figures by their short names."""
+    """Return the figures of `workload`, by name without the workload's prefix."""
     prefix = f"{workload}."
     return {key.removeprefix(prefix): value for key, value in figures.items() if key.startswith(prefix)}
 
@@ -64,7 +64,7 @@ def _measured(title: str, figures: Figures) -> list[str]:
 
 
 def _targets(model: str, workload: str, ours: Figures) -> list[str]:
-    """Return each target of the workload with a mark that says whether `ours` meets it."""
+    """Return each target of the workload, with a mark that shows whether `ours` meets it."""
     shown = {}
     for key, target in TARGETS[model].get(workload, {}).items():
         met = _ROWS[f"{workload}.{key}"].met(model, ours[key]) if key in ours else None
@@ -73,13 +73,13 @@ def _targets(model: str, workload: str, ours: Figures) -> list[str]:
 
 
 def _cells(title: str, shown: Mapping[str, str]) -> list[str]:
-    """Return a row: `title`, then each column's figures by key; unknown ones as "-", a column without any empty."""
+    """Return a row: `title`, then the figures of each column. Unknown figures are "-". A column without figures is empty."""
     columns = [[shown.get(key, "-") for key in column.keys] for column in COLUMNS]
     return [title, *("/".join(column) if set(column) != {"-"} else "" for column in columns)]
 
 
 def table(model: str, figures: Figures) -> list[list[str]]:
-    """Return the table of measured workloads: a header, our rows, vLLM's below each, and the targets. Empty without figures."""
+    """Return the table of measured workloads: a header, our rows, vLLM's row below each, and the targets. Empty without figures."""
     rows = []
     for workload in dict.fromkeys([*TRAFFIC, *TARGETS[model]]):
         ours = of_workload(figures, workload)

@@ -1,12 +1,12 @@
 """Command `python -m loadtests victim`: the latency of one stream during expensive requests, and memory afterwards.
 
-For each attack of `hostile.py`, a stream is opened, the attack is sent while it flows, and the gaps between the stream's events
-are recorded until the attack has been answered (or its clients have left) and a few events more. Tokens of a longer text take
-longer, so a gap is compared with the median at the same position of an undisturbed stream. Targets: the longest gap at most
-three times as long, memory within 10 %. A KV cache takes memory as its blocks are first used, so prompts fill it before.
+For each attack of `hostile.py`, a stream is opened and the attack is sent. The gaps between the stream's events are recorded until
+the attack has been answered (or its clients have disconnected), and for a few more events. Tokens of a longer text take longer, so
+a gap is compared with the median at the same position of an undisturbed stream. Targets: the longest gap at most three times as
+long, memory within 10 %. The memory of a KV cache grows when its blocks are first used, so prompts fill it first.
 
-If the server is on loopback, attacks come from another loopback address, since without keys a caller is an address. The
-attacker's threads have low priority, to simulate another machine."""
+If the server is on loopback, attacks come from another loopback address, because a server without keys distinguishes clients by
+address. The attacker's threads have low priority, to simulate another machine."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf")) -> dict[int, float]:
-    """Return the gaps in ms between neighbouring events, by position, that ended after `since_s`. The first two events,
-    prompt and first token, are skipped."""
+    """Return the gaps in ms between successive events that ended after `since_s`, by position, without the first two events."""
     return {
         place: 1000 * (later - earlier)
         for place, (earlier, later) in enumerate(pairwise(times_s[2:]))
@@ -81,21 +80,20 @@ def gaps_ms(times_s: Sequence[float], since_s: float = float("-inf")) -> dict[in
 
 
 class Usual:
-    """Gaps of an undisturbed stream in ms: for each position, the median of its neighbourhood."""
+    """Gaps of an undisturbed stream in ms. For each position, the median of the gaps around it."""
 
     def __init__(self, gaps: Sequence[float]) -> None:
         places = range(len(gaps))
         self.by_place = [statistics.median(gaps[max(0, place - NEAR) : place + NEAR + 1]) for place in places]
 
     def ratios(self, gaps: Mapping[int, float]) -> list[float]:
-        """Return the ratio of each gap to the usual one at its place; places beyond the last use the last."""
+        """Return the ratio of each gap to the usual gap at its position. Positions beyond the last use the last."""
         last = len(self.by_place) - 1
         return [gap / self.by_place[min(place, last)] for place, gap in gaps.items()]
 
 
 def send_all(address: Address, requests: Sequence[bytes], leaves_after_s: float | None, timeout_s: float) -> list[str]:
-    """Send the requests and return a status or an error for each. Blocking; runs on its own thread, apart from the victim's
-    clock."""
+    """Send the requests, and return a status or an error for each. Blocks; runs on a separate thread."""
     _give_way()
     open_ones: list[socket.socket] = []
     source = (ATTACKER, 0) if _is_loopback(address.host) else None
@@ -145,7 +143,7 @@ def stream_request(address: Address, max_tokens: int) -> bytes:
 
 
 class Streams:
-    """Consecutive streams of `max_tokens` each, until closed or one breaks."""
+    """Consecutive streams of `max_tokens` tokens each. The next one starts until `close` is called or a stream fails."""
 
     def __init__(self, address: Address, max_tokens: int, timeout_s: float, clock: WallClock) -> None:
         self.recordings: list[Recording] = []
@@ -166,7 +164,7 @@ class Streams:
         return self._task.done()
 
     async def flow(self, num_events: int) -> None:
-        """Wait for `num_events` more events, or until a stream broke."""
+        """Wait for `num_events` more events, or until a stream fails."""
         wanted = self._num_events + num_events
         while self._num_events < wanted and not self.broke:  # noqa: ASYNC110 (the recording of a load tells nobody)
             await asyncio.sleep(0.01)
@@ -181,7 +179,7 @@ class Streams:
 
 
 async def alone(address: Address, *, max_tokens: int, timeout_s: float) -> list[float]:
-    """Return the gaps of a complete undisturbed stream, in ms. Raises ServerFailed."""
+    """Return the gaps of a complete stream without an attack, in ms. Raises ServerFailed."""
     clock = WallClock()
     recording = Recording(clock.now())
     await exchange(address, stream_request(address, max_tokens), timeout_s, clock, recording)
@@ -194,7 +192,7 @@ async def alone(address: Address, *, max_tokens: int, timeout_s: float) -> list[
 async def beside(
     address: Address, attack: Attack, usual: Usual, *, max_tokens: int, timeout_s: float
 ) -> dict[str, Any]:
-    """Run one attack and return its effect on a stream."""
+    """Run one attack, and return its effect on a stream."""
     clock = WallClock()
     streams = Streams(address, max_tokens, timeout_s, clock)
     bodies = [post_request(address, attack.path, body) for body in await asyncio.to_thread(lambda: [*attack.bodies()])]
@@ -218,15 +216,14 @@ async def beside(
 
 
 def filling(number: int) -> bytes:
-    """Return a request with prompts that were not sent before."""
+    """Return a request with prompts that no earlier request contained."""
     rng = random.Random(number)
     prompts = [rng.choices(range(100, 1000), k=FILLING_TOKENS) for _ in range(FILLING_PROMPTS)]
     return json.dumps({"prompt": prompts, "max_tokens": 1, "temperature": 0}).encode()
 
 
 async def fill_cache(address: Address, resident: Callable[[], float], *, timeout_s: float) -> int:
-    """Send prompts until `resident` memory (MiB) stops growing, so that every KV block has been written. Return the number
-    of requests."""
+    """Send prompts until the server's memory (`resident`, in MiB) stops growing, to write every KV block. Return their number."""
     before = resident()
     for number in range(MOST_FILLINGS):
         await exchange(address, post_request(address, COMPLETIONS, filling(number)), timeout_s, WallClock())
@@ -259,7 +256,7 @@ def row(name: str, result: Mapping[str, Any]) -> str:
 
 
 def attacked(args: argparse.Namespace, address: Address, pid: int | None) -> dict[str, dict[str, Any]]:
-    """Return the effect of each attack on a stream of the server at `address`, and print it as it comes."""
+    """Run all attacks against the server at `address`, and print each result. Return the effect of each on a stream."""
     results: dict[str, dict[str, Any]] = {}
     if pid is not None:
         num = asyncio.run(fill_cache(address, partial(resident_mib, pid), timeout_s=args.timeout))
@@ -291,7 +288,7 @@ def attacked(args: argparse.Namespace, address: Address, pid: int | None) -> dic
 
 
 def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
-    """Start our server and return the effect of each attack on it. Raises ServerFailed, CannotStart."""
+    """Start our server, run all attacks, and return the effect of each. Raises ServerFailed, CannotStart."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -303,7 +300,7 @@ def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if no stream broke, 2 if no server could be started or it does not stream."""
+    """Return 0 if no stream failed, 2 if no server could be started or the server does not stream."""
     with stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-victim-") as folder:
         try:
             if args.base_url is not None:

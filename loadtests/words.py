@@ -1,4 +1,4 @@
-"""English words to draw prompts from: short, common, and few tokens each with any tokenizer."""
+"""English words from which prompts are drawn. They are short and common, so that any tokenizer needs few tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drawn(rng: random.Random, num_words: int) -> str:
 
 
 def number(rng: random.Random) -> str:
-    """Return the first word of a prompt: a random number, so that prompts differ at once and a prefix cache finds nothing."""
+    """Return the first word of a prompt, a random number. Prompts thus differ from the start, and the prefix cache has no hits."""
     return f"({rng.randrange(100_000, 1_000_000)})"
 
 

@@ -1,12 +1,12 @@
 """Workloads as data: arrivals, prompts and output lengths. Prompts are drawn from a seed.
 
-Names: `c16`, `shared512` and the other CPU rows; `edit`, whose answers repeat their prompts; `c32_512_128`
-(streams_prompt_output, in tokens) for the GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256`
-for a burst of 512 at once, `p40_256_256` for Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 concurrent conversations
-of 6 turns, 40 words each, with lengths in the format of `lengths.Lengths.parse`; application workloads: `rag`, `agents`,
-`structured`, `embeddings`; or a group, `cpu` or `gpu`.
+Names: `c16`, `shared512` and the other CPU rows; `edit`, whose answers repeat their prompts; `c32_512_128` (streams_prompt_output,
+in tokens) for the GPU, `c32_2048+128_64` with a shared prefix before the `+`, `b512_1000-4000_64-256` for a burst of 512 at once,
+`p40_256_256` for Poisson arrivals at 40 a second, `m16_6_40_~100` for 16 concurrent conversations of 6 turns, 40 words each, with
+lengths in the format of `lengths.Lengths.parse`; application workloads: `rag`, `agents`, `structured`, `embeddings`; or a group,
+`cpu` or `gpu`.
 
-Requests of a workload share no prefix except the declared one, so a prefix cache helps only in workloads with one."""
+Requests of a workload share no prefix except the declared one, so a prefix cache helps only in workloads that declare a prefix."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class UnknownWorkload(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WordPrompt:
-    """English words for the chat endpoint: `num_words` of its own, after a system message of `num_shared_words`."""
+    """Prompt of English words for the chat endpoint: a system message of `num_shared_words`, then `num_words` unshared words."""
 
     num_words: int
     num_shared_words: int = 0
@@ -59,7 +59,7 @@ class WordPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Random token ids in [first_id, vocab_size) for the completions endpoint. 100 is above the usual special tokens."""
+    """Prompt of random token ids in [first_id, vocab_size) for the completions endpoint. Special tokens are usually below 100."""
 
     num_tokens: Lengths
     num_shared_tokens: int = 0
@@ -72,8 +72,8 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EditPrompt:
-    """Text of `num_sentences` and the beginning of its second version, for the completions endpoint. The answer repeats much
-    of the prompt, as when a text or a program is edited: the case that speculative decoding speeds up most."""
+    """Prompt with a text of `num_sentences` sentences and the beginning of its second version, for the completions endpoint. The
+    answer repeats much of the prompt, as in editing, which speculative decoding speeds up most."""
 
     num_sentences: int
 
@@ -83,9 +83,9 @@ class EditPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Workload of a run. `arrivals` None: `concurrency` streams, each sending its next request when the last ended (closed
-    loop). Otherwise requests are sent when they arrive, with at most `concurrency` in flight (open loop). Warm-up requests
-    come first, one by one. A dialogue counts as its turns: `num_requests` is their total."""
+    """Workload of a run. `arrivals` None: `concurrency` streams, each of which sends its next request when the last one has
+    ended (closed loop). Otherwise requests are sent when they arrive, with at most `concurrency` in flight (open loop). Warm-up
+    requests come first, one by one. A dialogue counts as its turns: `num_requests` is the total of all turns."""
 
     name: str
     prompt: WordPrompt | TokenPrompt | EditPrompt | TracePrompt | Application
@@ -122,11 +122,11 @@ class Workload:
         return f"{self.num_requests} requests, {arrivals}, {self.prompt.describe()} in, {self.num_output_tokens} tokens out"
 
     def repeated(self, index: int) -> Workload:
-        """Return the workload with other prompts, for the `index`-th run against one server."""
+        """Return the workload with different prompts. `index`: number of the run against one server."""
         return replace(self, seed=self.seed + index * _REPEAT_STRIDE)
 
     def warmup(self) -> Workload | None:
-        """Return the warm-up before the measured run: other prompts, one by one; or None."""
+        """Return the warm-up before the measured run, with different prompts that are sent one by one; None if there is none."""
         if not self.num_warmup:
             return None
         return replace(
@@ -139,7 +139,7 @@ class Workload:
         )
 
     def scaled(self, share: float) -> Workload:
-        """Return the workload with a share of the requests, for a slow server."""
+        """Return the workload with the fraction `share` of its requests, for a slow server."""
         return replace(self, num_requests=max(1, round(self.num_arrivals * share)) * self.num_turns)
 
     @property
@@ -161,14 +161,14 @@ class Workload:
         return frozenset() if isinstance(self.prompt, WordPrompt | TokenPrompt | EditPrompt) else self.prompt.withholds
 
     def arrivals_s(self) -> list[float]:
-        """Return when each request or dialogue of an open loop is sent, in seconds after the first."""
+        """Return the sending time of each request or dialogue of an open loop, in seconds after the first."""
         assert self.arrivals is not None
         return self.arrivals.moments_s(self.num_arrivals, random.Random(self.seed + 1))
 
     def bodies(
         self, model: str, ignore_eos: bool = True, extra: Mapping[str, Any] | None = None
     ) -> list[bytes] | list[Dialogue]:
-        """Return the JSON body of each request, or dialogues. `extra` is merged in last; a None there removes the field."""
+        """Return the JSON body of each request, or dialogues. `extra`: fields that are merged in last; None removes a field."""
         common: dict[str, Any] = {
             "model": model,
             "temperature": 0,
@@ -186,7 +186,7 @@ class Workload:
         return self.prompt.scripts(self.seed, self.output_lengths(), merged)
 
     def output_lengths(self) -> list[int]:
-        """Return the requested output tokens of each answer."""
+        """Return the requested length of each answer in output tokens."""
         if isinstance(self.prompt, TracePrompt):
             return [each.num_output_tokens for each in self.prompt.recorded[: self.num_requests]]
         rng = random.Random(self.seed + _OUTPUT_SEED)
@@ -202,7 +202,7 @@ class Workload:
         return {"messages": [{"role": "system", "content": system}, *messages] if system else messages}
 
     def prompts(self) -> Sequence[tuple[str, str] | list[int]]:
-        """Return (system or "", user) pairs, or lists of token ids. Applications make their own requests."""
+        """Return prompts as (system or "", user) pairs, or as lists of token ids. Applications make their own."""
         rng, prefix_rng = random.Random(self.seed), random.Random(self.seed + _PREFIX_SEED)
         shape = self.prompt
         assert isinstance(shape, WordPrompt | TokenPrompt | EditPrompt)
@@ -311,7 +311,7 @@ _POISSON_S = 20  # of arrivals, at least
 
 
 def find_workloads(names: Iterable[str], vocab_size: int = 49_152) -> list[Workload]:
-    """Return workloads by name, pattern or group, in the given order, each once. Raises UnknownWorkload, ValueError."""
+    """Return workloads by name, pattern or group, in the given order and without repetition. Raises UnknownWorkload, ValueError."""
     groups = {"cpu": list(CPU), "gpu": list(GPU_REQUESTS)}
     flat = [member for name in names for member in groups.get(name, [name])]
     return [_find(name, vocab_size) for name in dict.fromkeys(ALIASES.get(name, name) for name in flat)]

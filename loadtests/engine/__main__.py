@@ -1,5 +1,4 @@
-"""Command `python -m loadtests.engine`: start the engine, measure the requested figures, and report those that could not be
-measured."""
+"""Command `python -m loadtests.engine`: start the engine, measure the requested figures, and report those that failed."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ Job = tuple[str, dict[str, int], Coroutine[Any, Any, None]]  # figure, what it i
 
 
 def phases_of(reports: Sequence[tuple[float, str]], ready_s: float) -> dict[str, float]:
-    """Return each phase's duration in seconds, from its first report to the next phase's; the last one ends at ready."""
+    """Return the duration of each phase in seconds, from its first report to that of the next phase, or to `ready_s`."""
     firsts: dict[str, float] = {}
     for moment_s, phase in reports:
         firsts.setdefault(phase, moment_s)
@@ -47,7 +46,7 @@ def phases_of(reports: Sequence[tuple[float, str]], ready_s: float) -> dict[str,
 
 
 async def start(args: argparse.Namespace) -> Engine:
-    """Start the engine that serves and emit how long each phase took. `runtime.start` is imported on the clock."""
+    """Start the engine and print the duration of each phase. The import of `runtime.start` is included."""
     age_s = process_age_s()
     from runtime.start import start_engine
     from runtime.weights.fetch import resolve
@@ -83,7 +82,7 @@ async def start(args: argparse.Namespace) -> Engine:
 
 
 async def measure(args: argparse.Namespace) -> int:
-    """Measure every requested figure; return the number of failures."""
+    """Measure every requested figure. Return the number of figures that failed."""
     engine = await start(args)
     prompter, counted = Prompter(engine.model.vocab_size), Counted(engine)
     jobs: list[Job] = [
@@ -107,7 +106,7 @@ async def measure(args: argparse.Namespace) -> int:
 
 
 async def run_jobs(jobs: Sequence[Job]) -> int:
-    """Return the number of jobs that failed; each reason is printed."""
+    """Run `jobs`, and print the reason of each failure. Return the number of failures."""
     num_failed = 0
     for name, facts, job in jobs:
         try:

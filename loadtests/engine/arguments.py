@@ -1,4 +1,4 @@
-"""Options of a measurement: its own, and every field of EngineConfig with the defaults of a measurement."""
+"""Options of the engine benchmark: its own, and every field of EngineConfig with other defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_MODEL_LEN, DEFAULT_SEQS = 16_384, 512  # as vLLM was measured
 
 
 def pair(text: str) -> tuple[int, int]:
-    """Parse `8x8192`: requests, and tokens of each."""
+    """Parse text such as `8x8192` into the number of requests and the tokens of each."""
     requests, _, tokens = text.partition("x")
     return int(requests), int(tokens)
 
@@ -80,8 +80,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def engine_config(given: Mapping[str, Any], model_config: Mapping[str, Any]) -> EngineConfig:
-    """Return the given options over the defaults of a measurement: no prefix cache, lengths and rows as vLLM had, and all
-    prompts computed before decodes, since otherwise the time of a decode would include other rows' prompts."""
+    """Return the engine's options: `given`, else the defaults of the benchmark. These disable the prefix cache, use vLLM's
+    lengths and rows, and compute all prompts before decodes. Otherwise the time of a decode would include prompts."""
     explicit = {option.name: given[option.name] for option in fields(EngineConfig) if option.name in given}
     longest = int(model_config.get("max_position_embeddings", DEFAULT_MODEL_LEN))
     defaults = EngineConfig(

@@ -1,4 +1,4 @@
-"""Time of a decode step by kernel, computed from a profile. Plain data, independent of the profiler."""
+"""Breakdown of a decode step's time by kernel, computed from a profile. Plain data, independent of the profiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtests.engine.workloads import MeasureError
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """Kernel or copy that ran on the device."""
+    """Execution of a kernel or copy on the device."""
 
     name: str
     start_us: float
@@ -24,10 +24,10 @@ class KernelRun:
 
 
 def whole_steps(kernels: Sequence[KernelRun], num_steps: int) -> tuple[list[KernelRun], float, float, int]:
-    """Return the kernels of complete steps, the begin and end of their window, and the number of steps in it.
+    """Return the kernels of complete steps, start and end of their window, and the number of steps in the window.
 
-    Steps are separated by a kernel that occurs once in each; the first two, during which the profiler started, are dropped.
-    Without such a kernel, all kernels count as `num_steps`."""
+    Steps are separated by a kernel that occurs once per step. The first two steps, during which the profiler started, are
+    dropped. If there is no such kernel, all kernels are returned as `num_steps` steps."""
     counts = Counter(kernel.name for kernel in kernels)
     once = next((k.name for k in kernels if abs(counts[k.name] - num_steps) <= 3 and counts[k.name] > 1), None)
     if once is None:
@@ -39,8 +39,8 @@ def whole_steps(kernels: Sequence[KernelRun], num_steps: int) -> tuple[list[Kern
 
 
 def breakdown(kernels: Sequence[KernelRun], num_steps: int) -> dict[str, Any]:
-    """Return means over complete steps, in microseconds: `kernels` by name (shares of the sum of all kernels), `gaps` by the
-    kernels before and after. `busy_us` (overlapping kernels count once) and `idle_us` add up to `step_us`."""
+    """Return means over complete steps, in microseconds. `kernels`: time by kernel name, with the share of all kernels. `gaps`:
+    idle time by the kernels before and after. `busy_us` (overlapping kernels count once) plus `idle_us` equals `step_us`."""
     if not kernels:
         raise MeasureError("the profiler recorded no kernels")
     ordered = sorted(kernels, key=lambda kernel: kernel.start_us)

@@ -1,6 +1,6 @@
-"""Command `python -m loadtests.engine.bus`: rate of plain copies between host and device, the limit of a KV tier.
+"""Command `python -m loadtests.engine.bus`: measure plain copies between host and device, which limit the speed of a KV tier.
 
-It copies page-locked memory to and from a GPU, and memory to memory on a CPU. The output is one JSON line, in GB a second."""
+It copies page-locked memory to and from a GPU, and memory to memory on a CPU. The output is one JSON line, in GB per second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COPY_BYTES, _NUM_COPIES, _NUM_ROUNDS = 64 << 20, 16, 5
 
 
 def rate(target: torch.Tensor, source: torch.Tensor) -> float:
-    """Return the highest rate of several rounds of copies, in GB a second."""
+    """Return the highest rate of several rounds of copies from `source` to `target`, in GB per second."""
     took_s = []
     for _ in range(_NUM_ROUNDS):
         began_s = time.perf_counter()

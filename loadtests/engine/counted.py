@@ -1,4 +1,4 @@
-"""Engine metrics reported with a figure: GPU gaps, event-loop lag, preemptions."""
+"""Engine metrics that are reported with a figure: GPU gaps, event-loop lag, preemptions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def histogram(engine: Engine, name: str) -> HistogramData | None:
 
 
 def spread(before: HistogramData | None, after: HistogramData | None) -> dict[str, float] | None:
-    """Return count, mean and upper bucket bounds (s) of p50, p90, p99 of the observations between two readings."""
+    """Return count, mean and bucket bounds of p50, p90 and p99, in seconds, of observations between two readings, or None."""
     if before is None or after is None:
         return None
     counts = [late - early for late, early in zip(after.counts, before.counts, strict=True)]
@@ -47,7 +47,7 @@ def spread(before: HistogramData | None, after: HistogramData | None) -> dict[st
 
 
 class Counted:
-    """Context of a measurement; `found()` then returns its GPU gaps and loop lag. Missing engine metrics are left out."""
+    """Context of a measurement. Afterwards, `found()` returns its GPU gaps and event-loop lag. Missing metrics are left out."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Measurements: decode steps, prefill, time to first token, throughput. Each prints one JSON line and compares nothing."""
+"""Measurements: decode steps, prefill, time to first token, throughput. Each prints one JSON line without comparing it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PREFILL_REPEATS, TTFT_REPEATS, POOL_REPEATS = 3, 10, 5
 
 
 def emit(figure: str, **values: Any) -> None:
-    """Print one line of JSON at once."""
+    """Print a figure with its values as one line of JSON, without buffering."""
     print(json.dumps({"figure": figure, **values}), flush=True)
 
 
 def check_room(engine: Engine, batch: int, num_tokens: int) -> None:
-    """Check a batch against the maximum rows and length; see `check_together` for the KV cache. Raises MeasureError."""
+    """Raise MeasureError if `batch` exceeds the maximum rows, or `num_tokens` the maximum length."""
     model = engine.model
     if batch > model.max_num_seqs:
         raise MeasureError(f"a batch of {batch} is more than max-num-seqs {model.max_num_seqs}")
@@ -39,7 +39,7 @@ def check_room(engine: Engine, batch: int, num_tokens: int) -> None:
 
 
 def check_together(batch: int, timing: Timing, preempted: bool) -> None:
-    """Raise MeasureError if requests waited for each other, since the timing would measure something else."""
+    """Raise MeasureError if requests were preempted or did not decode together, since the timing would measure something else."""
     if preempted or not timing.together:
         raise MeasureError(
             f"a batch of {batch} did not decode together: too few KV blocks (kv-cache-bytes), or prompt tokens a step"
@@ -60,8 +60,8 @@ async def measure_decode(engine: Engine, prompter: Prompter, batch: int, args: a
 
 
 async def measure_steps(engine: Engine, prompter: Prompter, batch: int, args: argparse.Namespace) -> None:
-    """Measure steps of `batch` rows and the tokens they produce, which differ with speculation. A warm-up run lets
-    speculation learn its costs."""
+    """Measure the time of steps with `batch` rows, and the tokens they produce, which differ with speculative decoding. In a
+    warm-up run, speculative decoding measures its costs."""
     prompt, num_tokens = args.prompt_tokens, args.decode_tokens
     check_room(engine, batch, prompt + num_tokens)
     runs, preemptions = [], num_preemptions(engine)

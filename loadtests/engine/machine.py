@@ -1,4 +1,4 @@
-"""Facts of the machine for a record: memory and age of this process, device name, versions."""
+"""Facts about the machine for a record: memory and age of this process, device name, versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.platform.platform import choose_platform
 
 
 def status_mib(name: str) -> float:
-    """Return VmRSS or VmHWM of this process in MiB (getrusage would report the parent's peak)."""
+    """Return `name`, VmRSS or VmHWM, of this process in MiB. getrusage would report the parent's peak."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(name + ":"):

@@ -1,4 +1,4 @@
-"""Profile: settled decode steps under torch's profiler, written as a table for people and as JSON."""
+"""Profile of decode steps at a constant batch size with torch's profiler, written as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ PROFILED_STEPS, SETTLED_TOKENS = 12, 4
 
 
 class Profiler:
-    """torch.profiler around part of a run. On CUDA: kernels and copies of every stream; on a CPU: the outermost operators
-    of all threads."""
+    """torch.profiler around a part of a run. It records kernels and copies (CUDA), or the outermost operators (CPU)."""
 
     def __init__(self, cuda: bool) -> None:
         import torch
@@ -52,7 +51,7 @@ class Profiler:
 
 
 async def measure_profile(engine: Engine, prompter: Prompter, batch: int, args: argparse.Namespace) -> None:
-    """Profile PROFILED_STEPS steps in which `batch` sequences decode, and write the tables to the folder `args.profile`. Raises
+    """Profile PROFILED_STEPS steps in which `batch` sequences decode; write the tables to the folder `args.profile`. Raises
     MeasureError."""
     model = engine.model
     length = min(200, model.max_model_len - args.prompt_tokens)

@@ -1,4 +1,4 @@
-"""Prompts and requests of a measurement, and timed submits that are read to their end."""
+"""Prompts and requests of the engine benchmark, and timed submits whose outputs are read to the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def requests_of(prompts: Prompts, lengths: Sequence[int], temperature: float = 0
 
 
 async def generate(engine: Engine, prompts: Prompts, lengths: Sequence[int] | int, temperature: float = 0.0) -> Timing:
-    """Run all prompts in one submit to their end. Raises MeasureError."""
+    """Run all prompts in one submit. Return its timing. `lengths`: output tokens of each prompt, or of all. Raises MeasureError."""
     wanted = [lengths] * len(prompts) if isinstance(lengths, int) else lengths
     requests = requests_of(prompts, wanted, temperature)
     first_s, num_tokens, begun, together = None, 0, set[int](), True
@@ -62,7 +62,7 @@ async def generate(engine: Engine, prompts: Prompts, lengths: Sequence[int] | in
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Phase in which all requests decoded together: from the start of the last to the end of the first."""
+    """Phase in which all requests decode together. It begins when the last request has started and ends when the first one ends."""
 
     seconds: float
     num_tokens: int
@@ -70,8 +70,8 @@ class Steady:
 
 
 async def decode_together(engine: Engine, prompts: Prompts, num_tokens: int) -> Steady:
-    """Decode all prompts in one submit and time the phase in which all are decoding, in steps: a step may yield several tokens.
-    Raises MeasureError if some ended before all had begun, or no step came between."""
+    """Decode all prompts in one submit, and time the phase in which all decode. The unit is a step, which may yield several
+    tokens. Raises MeasureError if some requests ended before all had begun, or the phase contains no step."""
     began_s: float | None = None
     steady: Steady | None = None
     begun, tokens, first_step = set[int](), 0, 0
@@ -101,7 +101,7 @@ def _num_steps(engine: Engine) -> int:
 
 
 async def pool(engine: Engine, prompts: Prompts) -> float:
-    """Compute a vector for each prompt; return the seconds until the last one. As in the server, a long request is submitted in
+    """Compute a vector for each prompt. Return the seconds until the last one. As in the server, a long request is submitted in
     spans, some of them while others are computed. Raises MeasureError."""
     spans = iter([prompts[first : first + POOLED_TOGETHER] for first in range(0, len(prompts), POOLED_TOGETHER)])
 
@@ -136,7 +136,7 @@ async def _pool(engine: Engine, prompts: Prompts) -> None:
 
 @dataclass(slots=True)
 class Prompter:
-    """Source of random prompts from a seed, no two of them equal."""
+    """Source of random prompts, drawn from a seed. No two prompts are equal."""
 
     vocab_size: int
     rng: random.Random = field(default_factory=lambda: random.Random(1))
@@ -147,7 +147,8 @@ class Prompter:
 
 
 def throughput_workload(num_requests: int, least: int, most: int, vocab_size: int) -> tuple[list[list[int]], list[int]]:
-    """Return prompts and output lengths, drawn as the package's docstring defines."""
+    """Return prompts as token ids, and their output lengths, drawn as the package defines. `least`, `most`: bounds of all
+    lengths."""
     rng = random.Random(0)
     last_id = min(10_000, vocab_size - 1)
     prompts = [[rng.randint(0, last_id) for _ in range(rng.randint(least, most))] for _ in range(num_requests)]

@@ -1,4 +1,4 @@
-"""Measure: one JSON line for the start, one for the floor, then one for each system and number of files."""
+"""Speech benchmark: prints one JSON line for the start, one for the minimum work, and one for each system and number of files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {"cuda": {"dtype": "bfloat16", "gpu_memory
 
 
 def engine_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return `--quantization int8` as the options of an LLM. Numbers and JSON are read as such; a flag alone is true."""
+    """Return command-line words such as `--quantization int8` as options of an LLM. A flag without value is true."""
     options: dict[str, Any] = {}
     name = ""
     for word in words:
@@ -41,7 +41,7 @@ def _read(word: str) -> Any:
 
 
 def systems(wanted: dict[str, Any], model: str, files: ModelFiles) -> Iterator[System]:
-    """Yield the systems of --beside, then oneloop: while it captures CUDA graphs, torch cannot draw random weights."""
+    """Yield the systems of --beside, then oneloop: torch cannot draw random weights while oneloop captures CUDA graphs."""
     tokens, device, threads = wanted["tokens"], wanted["device"], wanted["threads"]
     for name in wanted["beside"]:
         if name == "transformers":
@@ -56,7 +56,7 @@ def systems(wanted: dict[str, Any], model: str, files: ModelFiles) -> Iterator[S
 
 
 def emit_floor(config: dict[str, Any], device: str) -> None:
-    """Print what a window and a step cost at least, in operations and bytes."""
+    """Print the minimum work of a window and of a step, in operations and bytes."""
     size = 2 if device == "cuda" else 4
     emit(
         "floor", encoder_tflop_per_window=shape.encoder_flops(config) / 1e12, element_bytes=size,
@@ -65,7 +65,7 @@ def emit_floor(config: dict[str, Any], device: str) -> None:
 
 
 def measure(found: Sequence[System], whole: Sequence[sounds.Samples], num_files: int, rounds: int) -> None:
-    """Print the best rate of each system, and the fewest seconds of CPU. A round before the first is not counted."""
+    """Print the best rate of each system, and its lowest CPU time in seconds. An additional first round is not counted."""
     seconds: dict[str, list[float]] = {system.name: [] for system in found}
     cpu: dict[str, list[float]] = {system.name: [] for system in found}
     texts: dict[str, list[str]] = {}

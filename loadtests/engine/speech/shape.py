@@ -1,4 +1,4 @@
-"""A speech model's folder without weights, from its shape, and the work that such a shape is."""
+"""Folder of a speech model without weights, written from a shape (config files), and the amount of work of that shape."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CONTROL = [
 
 
 def write(shape: Path, folder: Path) -> None:
-    """Write config.json, generation_config.json and a tokenizer into `folder`. The end of the text is suppressed, so that
-    the maximum number of tokens is the number of tokens. Raises OSError, ValueError."""
+    """Write config.json, generation_config.json and a tokenizer of `shape` into `folder`. The end-of-text token is suppressed,
+    so every window has the maximum number of tokens. Raises OSError, ValueError."""
     config = json.loads((shape / "config.json").read_text())
     last = [*CONTROL, *TIMESTAMPS]
     write_tokenizer(folder, config["vocab_size"], last)
@@ -35,7 +35,7 @@ def write(shape: Path, folder: Path) -> None:
 
 
 def encoder_flops(config: Mapping[str, Any]) -> float:
-    """Return the floating-point operations of the encoder for one window: a multiplication and an addition are two."""
+    """Return the floating-point operations of the encoder for one window. A multiplication and an addition count as two."""
     width, positions = config["d_model"], config["max_source_positions"]
     convolutions = 3 * width * (2 * config["num_mel_bins"] + width)
     layer = 4 * width**2 + 2 * width * config["encoder_ffn_dim"] + 2 * positions * width
@@ -43,12 +43,12 @@ def encoder_flops(config: Mapping[str, Any]) -> float:
 
 
 def step_bytes(config: Mapping[str, Any], element_bytes: int) -> float:
-    """Return the bytes of weights that one decode step reads: of all layers, and of the head."""
+    """Return the bytes of weights that one decode step reads: those of all layers and of the head."""
     width = config["d_model"]
     layer = 6 * width**2 + 2 * width * config["decoder_ffn_dim"]  # keys and values of the audio are computed once
     return float(element_bytes) * (config["decoder_layers"] * layer + config["vocab_size"] * width)
 
 
 def row_bytes(config: Mapping[str, Any], element_bytes: int) -> float:
-    """Return the bytes of keys and values of one window's audio, which each of its decode steps reads."""
+    """Return the bytes of one window's encoder keys and values, which each decode step of that window reads."""
     return 2.0 * element_bytes * config["decoder_layers"] * config["max_source_positions"] * config["d_model"]

@@ -1,6 +1,6 @@
 """Systems that transcribe: oneloop, transformers, faster-whisper (CTranslate2) and whisper.cpp (pywhispercpp).
 
-All decode greedily, without timestamps, other temperatures or the text of earlier windows."""
+All decode greedily, without timestamps, temperature fallback, or the text of earlier windows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END = "<|endoftext|>"
 
 
 class System(Protocol):
-    """A system that transcribes files together. `close` frees its memory."""
+    """System that transcribes several files at a time. `close` frees its memory."""
 
     name: str
 
@@ -53,7 +53,7 @@ class Oneloop:
 
 
 class Transformers:
-    """Method `generate` of transformers, over batches of windows, in bfloat16 on a GPU and float32 on a CPU."""
+    """System transformers: its method `generate` over batches of windows, in bfloat16 on a GPU and float32 on a CPU."""
 
     name = "transformers"
 
@@ -105,7 +105,7 @@ class Transformers:
 
 
 class FasterWhisper:
-    """faster-whisper with as many threads: one file on all, or several files on one thread each."""
+    """System faster-whisper, with as many threads as the others: all for one file, or one for each of several files."""
 
     name = "faster-whisper"
 
@@ -142,7 +142,7 @@ class FasterWhisper:
 
 
 class WhisperCpp:
-    """whisper.cpp with as many threads: one file on all, or several files on one thread each."""
+    """System whisper.cpp, with as many threads as the others: all for one file, or one for each of several files."""
 
     name = "whisper.cpp"
 
@@ -177,7 +177,7 @@ class WhisperCpp:
 
 
 def state_of_ctranslate2(folder: Path) -> dict[str, Any]:
-    """Return the weights of a folder of CTranslate2 by the names of transformers, float32."""
+    """Return the weights in a CTranslate2 folder as float32, by the weight names of transformers."""
     import torch
 
     from runtime.weights.ctranslate2 import MODEL_BIN, CTranslate2Checkpoint
@@ -193,7 +193,7 @@ def state_of_ctranslate2(folder: Path) -> dict[str, Any]:
 
 
 def advice_of_ctranslate2(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """Return the generation_config of transformers for a folder of CTranslate2 with an English-only model."""
+    """Return a generation_config for transformers from a CTranslate2 folder with an English-only model."""
     config, id_of = json.loads((folder / "config.json").read_text()), tokenizer.token_to_id
     end = id_of(END)
     return {
