@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None, prog: str = "python -m loadtests") -> in
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Load tests for any OpenAI-compatible server. The last line printed is always JSON.",
-        epilog="COMMAND --help says more; loadtests/README.md says what the figures mean.",
+        epilog="COMMAND --help lists the options; loadtests/README.md explains the figures.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:

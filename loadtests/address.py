@@ -49,7 +49,7 @@ class Address:
         if base_url.startswith("unix:"):
             path = base_url.removeprefix("unix:").removeprefix("//")
             if not path:
-                raise AddressRefused(f"{base_url!r} names no socket")
+                raise AddressRefused(f"{base_url!r} has no socket path")
             return cls("localhost", 80, uds=path, api_key=api_key)
         try:
             parts = urlsplit(base_url)
@@ -99,8 +99,8 @@ def _loopback_ip(name: str) -> str:
         allowed = False
     if not allowed:
         raise AddressRefused(
-            f"{name or 'no host'!r} is not a loopback address; load goes to this machine only, or with --remote to one "
-            "that you may load"
+            f"{name or 'no host'!r} is not a loopback address; load is sent to this machine only, or with --remote to "
+            "another one"
         )
     return name
 

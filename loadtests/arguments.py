@@ -60,20 +60,24 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="any OpenAI-compatible server: http://, https:// or unix:PATH (default http://127.0.0.1:8000)",
     )
-    server.add_argument("--remote", action="store_true", help="it may be another machine, which you may load")
+    server.add_argument("--remote", action="store_true", help="allow a server on another machine")
     server.add_argument(
-        "--api-key", metavar="KEY", help="`ps` shows it: better the variable (default: $OPENAI_API_KEY)"
+        "--api-key", metavar="KEY", help="API key; visible in ps, so prefer $OPENAI_API_KEY (the default)"
     )
     server.add_argument("--model", help="model name in requests (default: the first of /v1/models)")
-    server.add_argument("--name", help="what tables and pictures call the server (default: its URL)")
-    server.add_argument("--pid", type=int, help="the server's process here: adds its CPU per token and its memory")
+    server.add_argument("--name", help="name of the server in tables and charts (default: its URL)")
+    server.add_argument("--pid", type=int, help="process id of a server on this machine, to measure CPU and memory")
     body = parser.add_argument_group("requests")
-    body.add_argument("--no-ignore-eos", action="store_true", help="let answers end by themselves")
+    body.add_argument("--no-ignore-eos", action="store_true", help="let answers end before the requested length")
     body.add_argument(
-        "--extra-body", type=json.loads, default={}, metavar="JSON", help="merged into each request; null removes"
+        "--extra-body",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="JSON fields to merge into each request; null removes a field",
     )
-    body.add_argument("--timeout", type=float, default=300, metavar="S", help="for one request (default 300)")
-    body.add_argument("--max-seconds", type=float, default=540, metavar="S", help="for one run (default 540)")
+    body.add_argument("--timeout", type=float, default=300, metavar="S", help="time limit of a request (default 300)")
+    body.add_argument("--max-seconds", type=float, default=540, metavar="S", help="time limit of a run (default 540)")
     body.add_argument(
         "--clients",
         type=int,
@@ -81,21 +85,23 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         help="client processes (default: 1 per 64 streams, at most a quarter of the cores)",
     )
     body.add_argument(
-        "--goodput", nargs="+", default=[], metavar="METRIC:MS", help="e.g. ttft:500 tpot:50; also itl, e2e"
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="METRIC:MS",
+        help="maximum latencies of a good answer, such as ttft:500 tpot:50; also itl, e2e",
     )
 
 
 def add_shape(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the arguments that change every named workload, for both open and closed loops. Return their group."""
-    shape = parser.add_argument_group("changes to every workload named")
-    shape.add_argument("--output-tokens", type=Lengths.parse, metavar="N", help="or LOW-HIGH, or ~MEDIAN")
+    shape = parser.add_argument_group("changes to every named workload")
+    shape.add_argument("--output-tokens", type=Lengths.parse, metavar="N", help="output tokens: N, LOW-HIGH or ~MEDIAN")
     shape.add_argument("--endpoint", choices=["chat", "completions"])
-    shape.add_argument("--warmup", type=int, metavar="N", help="requests sent one by one before the clock starts")
+    shape.add_argument("--warmup", type=int, metavar="N", help="warm-up requests, sent one by one")
+    shape.add_argument("--seed", type=int, metavar="N", help="seed of the prompts; a new one avoids prefix cache hits")
     shape.add_argument(
-        "--seed", type=int, metavar="N", help="other prompts, which no earlier run has left in a prefix cache"
-    )
-    shape.add_argument(
-        "--vocab-size", type=int, default=49_152, metavar="N", help="for prompts of random ids (default 49152)"
+        "--vocab-size", type=int, default=49_152, metavar="N", help="vocabulary of random ids (default 49152)"
     )
     return shape
 
@@ -114,7 +120,7 @@ def add_arrivals(shape: argparse._ArgumentGroup) -> None:
         "--trace",
         type=Path,
         metavar="JSONL",
-        help="in place of a workload: timestamp (ms), input_length, output_length, perhaps hash_ids a line (Mooncake's)",
+        help="trace to replay instead of a workload: timestamp (ms), input_length, output_length, hash_ids (Mooncake's format)",
     )
     add(
         "--trace-speed",
@@ -144,7 +150,7 @@ def wanted_workloads(args: argparse.Namespace) -> list[Workload]:
         concurrency=most if args.concurrency is None else args.concurrency,
     )
     if args.trace is None and args.trace_speed is not None:
-        raise ValueError("--trace-speed is for a --trace")
+        raise ValueError("--trace-speed needs --trace")
     found = [_replayed(args)] if args.trace is not None else find_workloads(args.workload or ["cpu"], args.vocab_size)
     changed = [replace(workload, **changes) for workload in found]
     return [workload.repeated(index) for workload in changed for index in range(args.repeat)]
@@ -152,9 +158,7 @@ def wanted_workloads(args: argparse.Namespace) -> list[Workload]:
 
 def _replayed(args: argparse.Namespace) -> Workload:
     if args.workload or args.output_tokens is not None:
-        raise ValueError(
-            "--trace says what is sent, and how long answers are: leave out --workload and --output-tokens"
-        )
+        raise ValueError("--trace sets requests and answer lengths: leave out --workload and --output-tokens")
     prompt = read_trace(args.trace, args.vocab_size, args.num_requests)
     if args.num_requests is not None and args.num_requests > len(prompt.recorded):
         raise ValueError(f"--num-requests {args.num_requests}: the trace has {len(prompt.recorded)}")

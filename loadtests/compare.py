@@ -36,16 +36,16 @@ class ServerFailed(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--servers", type=Path, required=True, metavar="TOML", help="see loadtests/servers.example.toml")
-    add("--only", nargs="+", default=[], metavar="NAME", help="these servers of the file")
-    add("--ours", metavar="NAME", help="the server the ratios are for (default: oneloop if there, else the first)")
+    add("--only", nargs="+", default=[], metavar="NAME", help="names of servers in the file (default: all)")
+    add("--ours", metavar="NAME", help="server that ratios refer to (default: oneloop if present, else the first)")
     add("--workload", nargs="+", default=["cpu"], metavar="NAME", help="as in serve")
-    add("--rounds", type=int, default=1, metavar="N", help="visits to each server, interleaved (default 1)")
-    add("--out", type=Path, metavar="JSONL", help="every figure is appended here")
-    add("--logs", type=Path, metavar="DIR", help="servers' output (default: beside --out, or ./loadtest-logs)")
-    add("--idle-seconds", type=float, default=2.0, metavar="S", help="how long to watch CPU use while idle (default 2)")
-    add("--vocab-size", type=int, default=49_152, metavar="N", help="for prompts of random ids (default 49152)")
-    add("--timeout", type=float, default=300, metavar="S", help="for one request (default 300)")
-    add("--max-seconds", type=float, default=540, metavar="S", help="for one run (default 540)")
+    add("--rounds", type=int, default=1, metavar="N", help="rounds over all servers (default 1)")
+    add("--out", type=Path, metavar="JSONL", help="file to which every figure is appended")
+    add("--logs", type=Path, metavar="DIR", help="servers' output (default: next to --out, or ./loadtest-logs)")
+    add("--idle-seconds", type=float, default=2.0, metavar="S", help="seconds of measuring idle CPU use (default 2)")
+    add("--vocab-size", type=int, default=49_152, metavar="N", help="vocabulary of random ids (default 49152)")
+    add("--timeout", type=float, default=300, metavar="S", help="time limit of a request (default 300)")
+    add("--max-seconds", type=float, default=540, metavar="S", help="time limit of a run (default 540)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 from loadtests.results import add_to_file, new_record
 from loadtests.steps import records_of, tell
 
-SUMMARY = "measure steps with guessed tokens beside steps without (speculative decoding)"
+SUMMARY = "measure steps with and without draft tokens (speculative decoding)"
 CHANCE = {"num_speculative_tokens": 3, "synthetic_acceptance": 0.7}
 Records = Mapping[int, Mapping[str, Any]]  # by batch size
 

@@ -17,7 +17,7 @@ from loadtests.address import Address, AddressRefused
 from loadtests.probe import ProbeFailed, first_model
 from loadtests.words import drawn
 
-SUMMARY = "texts embedded a second, and the latency of one, at one server or several in turns"
+SUMMARY = "texts embedded per second, and the latency of one text, for one server or several"
 LIMIT_S = 300.0
 
 
@@ -27,14 +27,21 @@ class EmbeddingFailed(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--base-url", type=Address.parse, required=True, nargs="+", metavar="URL", help="several take turns")
-    add("--model", metavar="NAME", help="in every request; by default what each server lists first")
+    add(
+        "--base-url",
+        type=Address.parse,
+        required=True,
+        nargs="+",
+        metavar="URL",
+        help="several are measured alternately",
+    )
+    add("--model", metavar="NAME", help="model name in requests (default: the first model of each server)")
     add("--words", type=int, nargs="+", default=[14, 110, 450], metavar="N", help="words of a text (14 110 450)")
-    add("--texts", type=int, default=256, metavar="N", help="of a round (256)")
+    add("--texts", type=int, default=256, metavar="N", help="texts of a round (256)")
     add("--batch", type=int, default=32, metavar="N", help="texts of a request (32)")
     add("--concurrency", type=int, default=4, metavar="N", help="requests at a time (4)")
     add("--singles", type=int, default=100, metavar="N", help="single texts, one after the other (100)")
-    add("--rounds", type=int, default=3, metavar="N", help="of which the median counts (3)")
+    add("--rounds", type=int, default=3, metavar="N", help="rounds, of which the median counts (3)")
     add("--seed", type=int, default=1, metavar="N")
 
 

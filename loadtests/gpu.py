@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"environment variables of kernel caches: {' '.join(CACHES)}",
     )
     add("--no-cold", action="store_true", help="skip the start with empty kernel caches")
-    add("--idle-seconds", type=float, default=5.0, metavar="S", help="how long to watch CPU use while idle (default 5)")
+    add("--idle-seconds", type=float, default=5.0, metavar="S", help="seconds of measuring idle CPU use (default 5)")
     add(
         "--starts",
         type=int,
@@ -256,9 +256,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         workloads = find_workloads(args.workload, args.vocab_size)
         if args.ladder is not None and args.ladder not in {workload.name for workload in workloads}:
-            raise ValueError(
-                f"--ladder {args.ladder} is none of the workloads, and only they are measured up to saturation"
-            )
+            raise ValueError(f"--ladder {args.ladder} must be one of the measured workloads")
         if args.tokenizer is None:
             check_size(args.vocab_size)
         elif not args.tokenizer.exists():

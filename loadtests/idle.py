@@ -15,14 +15,14 @@ from pathlib import Path
 
 from loadtests.address import Address
 
-SUMMARY = "many idle connections: memory of each, and who is served meanwhile"
+SUMMARY = "many idle connections: memory per connection, and latency of other requests"
 NUM_SOURCES = 8
 AT_ONCE = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", type=Address.parse, required=True, metavar="URL")
-    parser.add_argument("--pid", type=int, required=True, help="the server's process, whose memory is read")
+    parser.add_argument("--pid", type=int, required=True, help="process id of the server, to read its memory")
     parser.add_argument("--connections", type=int, default=10_000, metavar="N")
     parser.add_argument("--probes", type=int, default=200, metavar="N", help="requests on new connections meanwhile")
 

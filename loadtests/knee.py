@@ -59,8 +59,8 @@ def suggestions(levels: Sequence[Level]) -> list[str]:
     top, best = levels[-1], max((level for level in levels if level["ok"]), key=_throughput)
     if top is not knee and top["ok"] and ("slo_ms" in knee or _ratio(best, knee, "throughput") < WORTH_WAITING):
         found.append(
-            f"--max-num-seqs {max(1, round(knee['in_flight_mean']))}: about so many sequences run at the knee; more only wait for "
-            f"one another (throughput at most {_ratio(best, knee, 'throughput'):.2f} times, latency up to "
+            f"--max-num-seqs {max(1, round(knee['in_flight_mean']))}: about this many sequences run at the knee; more would delay "
+            f"each other (throughput at most {_ratio(best, knee, 'throughput'):.2f} times, latency up to "
             f"{_ratio(top, knee, 'e2e_ms_mean'):.1f} times)"
         )
     counted = {name: sum(level.get("counted", {}).get(name) or 0 for level in levels) for name in _COUNTERS}

@@ -29,7 +29,7 @@ class Lengths:
         """Parse `512`, `1000-4000` (uniform) or `~200` (log-normal with that median). Raises ValueError."""
         match = _PATTERN.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is no length: N, LOW-HIGH or ~MEDIAN")
+            raise ValueError(f"{text!r} is not a length: use N, LOW-HIGH or ~MEDIAN")
         low, high, median = (int(group) if group else None for group in match.groups())
         if median is not None:
             return cls(max(1, median // SPREAD), median * SPREAD, median)

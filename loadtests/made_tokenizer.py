@@ -39,7 +39,7 @@ def _merges() -> Iterator[tuple[str, str]]:
 def check_size(vocab_size: int) -> None:
     """Raise ValueError if a vocabulary of `vocab_size` tokens is too small (all bytes) or too large (tokens of four letters)."""
     if not MIN_SIZE <= vocab_size <= MAX_SIZE:
-        raise ValueError(f"a vocabulary of {vocab_size}: a tokenizer is made of {MIN_SIZE} to {MAX_SIZE} tokens")
+        raise ValueError(f"vocabulary size {vocab_size} must be from {MIN_SIZE} to {MAX_SIZE}")
 
 
 def write_tokenizer(folder: Path, vocab_size: int, last: Sequence[str] = ()) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtests.pictures import CannotDraw, check_pictures, draw
 from loadtests.saved import NotSaved, read_records
 
-SUMMARY = "draw kept runs, several servers side by side"
+SUMMARY = "draw saved runs of one or several servers"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -116,7 +116,7 @@ def _notes(records: Sequence[Record], servers: Sequence[str]) -> list[str]:
         text
         for mark, text in (
             ("†", "† a share of the requests only: not strictly comparable."),
-            ("‡", "‡ some answers were not as long as asked: not strictly comparable."),
+            ("‡", "‡ some answers were shorter or longer than requested: not strictly comparable."),
         )
         if mark in used
     ]
@@ -201,12 +201,14 @@ def serve_remarks(runs: Iterable[Record]) -> list[str]:
         name = run["workload"]
         remarks += [f"{name}: {count} x {error}" for error, count in run["error_counts"].items()]
         if run["other_length"]:
-            remarks.append(f"{name}: {run['other_length']} answer(s) not as long as asked")
+            remarks.append(f"{name}: {run['other_length']} answer(s) shorter or longer than requested")
         if run["ok"] and run["tokens_from"] == "events":
             remarks.append(f"{name}: the server sent no usage; output tokens are counted as events with content")
         if (run.get("client_cpu_share") or 0) > 0.8:
             used = f"{run['client_cpu_share']:.0%} of a core"
-            remarks.append(f"{name}: the busiest client used {used}; it may be what was measured (see --clients)")
+            remarks.append(
+                f"{name}: the busiest client used {used}; it may have limited the measurement (see --clients)"
+            )
         if (run.get("send_late_ms_p99") or 0) > 10:
-            remarks.append(f"{name}: requests left up to {run['send_late_ms_p99']:.0f} ms late (p99)")
+            remarks.append(f"{name}: requests were sent up to {run['send_late_ms_p99']:.0f} ms late (p99)")
     return remarks

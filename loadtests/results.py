@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("records", type=Path, nargs="*", default=[RECORDS], metavar="JSONL", help="default: loadtests/results.jsonl")
     add("--out", type=Path, default=RESULTS, metavar="MD", help="default: loadtests/RESULTS.md")
-    add("--plot", type=Path, metavar="FILE", help="traffic as one picture, .svg or .png; needs matplotlib")
+    add("--plot", type=Path, metavar="FILE", help="chart of the traffic, .svg or .png; needs matplotlib")
 
 
 def new_record(command: str, model: str, device: str, figures: Mapping[str, float]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def read_records(paths: Iterable[Path]) -> list[dict[str, Any]]:
                 _ = record["server"], record["workload"], record["cdf"], record["timeline"]
             except (ValueError, TypeError, KeyError):
                 raise NotSaved(
-                    f"{path}, line {number}: not a run that `bench serve --out` or `sweep --out` kept"
+                    f"{path}, line {number}: not a run saved by `bench serve --out` or `sweep --out`"
                 ) from None
             found.append(record)
     if not found:

@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="cpu, gpu, c16, c32_512_128, burst, chat, turns, rag, agents, structured, embeddings, … (default cpu)",
     )
-    add("--repeat", type=int, default=1, metavar="N", help="runs of each workload, each with other prompts")
-    add("--out", type=Path, metavar="JSONL", help="runs are appended here, for `plot`")
-    add("--plot", type=Path, nargs="+", default=[], metavar="FILE", help="picture, .svg or .png; needs matplotlib")
+    add("--repeat", type=int, default=1, metavar="N", help="runs of each workload, each with different prompts")
+    add("--out", type=Path, metavar="JSONL", help="file to which runs are appended, for `plot`")
+    add("--plot", type=Path, nargs="+", default=[], metavar="FILE", help="chart, .svg or .png; needs matplotlib")
     add_target(parser)
     add_arrivals(add_shape(parser))
 

@@ -32,7 +32,7 @@ from loadtests.processes import CannotStart, ServerProcess
 from loadtests.servers import Server
 from loadtests.soak_requests import SoakRequest, fault_of, requests
 
-SUMMARY = "minutes of everything against our server, and what is left behind"
+SUMMARY = "send mixed requests to our server for minutes, then check its state"
 OPTIONS = ("--num-kv-blocks", "50", "--max-model-len", "768", "--max-num-seqs", "8", "--max-stored-responses", "50")
 MAX_WORDS = 256
 WARM_UP = 0.3  # of the time, in which memory may grow: pools, caches, stored responses
@@ -169,13 +169,13 @@ def complaints(
     """Yield a message for every check that failed."""
     (seen_before, _), (seen, found) = before, after
     if tally.losses:
-        yield f"{len(tally.losses)} answers are not what they should be; the first: {tally.losses[0]}"
+        yield f"{len(tally.losses)} answers are wrong; the first: {tally.losses[0]}"
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         if found[name]:
             yield f"{name} is {found[name]:g} at the end"
     ended, submitted = found["request_success_total"], found["request_params_n_sum"]
     if not ended == submitted == found["e2e_request_latency_seconds_count"]:
-        yield f"{submitted:g} sequences came, {ended:g} ended, {found['e2e_request_latency_seconds_count']:g} were timed"
+        yield f"{submitted:g} sequences were submitted, {ended:g} ended, {found['e2e_request_latency_seconds_count']:g} were timed"
     if found.get("request_success_total.error"):
         yield f"{found['request_success_total.error']:g} sequences ended with an error"
     if found["event_loop_tasks"] > before[1]["event_loop_tasks"]:

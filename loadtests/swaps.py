@@ -21,7 +21,7 @@ from loadtests import processes
 from loadtests.address import Address, AddressRefused
 from loadtests.probe import ProbeFailed, ask
 
-SUMMARY = "several models that take turns: how long a swap is, what memory it leaves, and that no stream is cut"
+SUMMARY = "several models loaded one at a time: duration and memory of swaps; streams must not be cut off"
 PROMPT = "Once upon a time there was"
 LIMIT_S = 600.0
 
@@ -196,7 +196,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         models = args.models or generating_models(address)
         if len(models) < 2 or min(args.rounds, args.max_tokens, args.streams, args.stream_tokens) < 1:
-            raise ValueError("it takes two models at least, and rounds, tokens and streams are at least 1")
+            raise ValueError("at least two models are needed; rounds, tokens and streams must be at least 1")
         found = take_turns(address, models, args.rounds, args.max_tokens)
         able = [model for model in models if found[model].failure is None]
         streams = None

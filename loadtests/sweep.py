@@ -23,7 +23,7 @@ from loadtests.saved import append_records, shape_of_run
 from loadtests.serve import begin, run_workload
 from loadtests.workloads import MAX_CONCURRENCY, Workload, find_workloads
 
-SUMMARY = "raise the load until it brings nothing more; the knee, and which options would move it"
+SUMMARY = "raise the load until throughput stops rising; report the knee and helpful options"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workload", default="c1", metavar="NAME", help="as in serve (default c1: short chats)")
     loads = parser.add_mutually_exclusive_group()
     loads.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="streams (default: 1 2 4 … 1024)")
-    loads.add_argument("--rates", type=float, nargs="+", metavar="R", help="requests a second in place of streams")
-    add("--requests-per-stream", type=int, default=4, metavar="N", help="requests of a level, at least 12 (default 4)")
-    add("--seconds", type=float, default=10.0, metavar="S", help="with --rates: how long each lasts (default 10)")
-    add("--all", action="store_true", help="go through all levels, also where more load brings nothing")
-    add("--out", type=Path, metavar="JSONL", help="levels are appended here, for `plot` (of several servers)")
-    add("--plot", type=Path, nargs="+", default=[], metavar="FILE", help="picture, .svg or .png; needs matplotlib")
+    loads.add_argument("--rates", type=float, nargs="+", metavar="R", help="requests per second, instead of streams")
+    add(
+        "--requests-per-stream",
+        type=int,
+        default=4,
+        metavar="N",
+        help="requests per stream, at least 12 in all (default 4)",
+    )
+    add("--seconds", type=float, default=10.0, metavar="S", help="with --rates: seconds of each level (default 10)")
+    add("--all", action="store_true", help="run all levels, even when throughput stops rising")
+    add("--out", type=Path, metavar="JSONL", help="file to append levels to, for `plot`")
+    add("--plot", type=Path, nargs="+", default=[], metavar="FILE", help="chart, .svg or .png; needs matplotlib")
     add_target(parser)
     add_shape(parser)
 
@@ -45,7 +51,7 @@ def levels_of(args: argparse.Namespace) -> Iterator[Workload]:
     """Yield the workload at each load level. Each level has different prompts. Raises ValueError."""
     [workload, *others] = find_workloads([args.workload], args.vocab_size)
     if others:
-        raise ValueError(f"--workload {args.workload} is a group; a sweep is of one workload")
+        raise ValueError(f"--workload {args.workload} is a group; a sweep needs one workload")
     if args.requests_per_stream < 1 or not args.seconds > 0:
         raise ValueError("--requests-per-stream and --seconds must be positive")
     shaped = replace(workload, **shape_of(args))

@@ -43,11 +43,14 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         metavar="AxT",
-        help="A texts of T ids to a vector each, some at a time as routes hand them in",
+        help="embed A texts of T ids, some at a time as the server does",
     )
     add("--throughput", action="store_true", help="the workload of many requests of mixed lengths")
     add(
-        "--profile", type=Path, metavar="DIR", help="a table of the kernels of settled decode steps, at --profile-batch"
+        "--profile",
+        type=Path,
+        metavar="DIR",
+        help="folder for a table of the kernels of decode steps, at --profile-batch",
     )
     add("--profile-batch", type=int, nargs="*", default=[1], metavar="B")
     add("--prompt-tokens", type=int, default=512, metavar="N", help="decode, steps: length of each prompt (512)")

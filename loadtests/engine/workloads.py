@@ -56,7 +56,7 @@ async def generate(engine: Engine, prompts: Prompts, lengths: Sequence[int] | in
             together &= len(begun) == len(prompts) or all(output.finish is None for output in outputs)
     total_s = time.perf_counter() - started_s
     if first_s is None or num_tokens != sum(wanted):
-        raise MeasureError(f"{num_tokens} tokens came of {sum(wanted)}")
+        raise MeasureError(f"only {num_tokens} of {sum(wanted)} tokens were generated")
     return Timing(first_s, total_s, num_tokens, together)
 
 
@@ -131,7 +131,7 @@ async def _pool(engine: Engine, prompts: Prompts) -> None:
                     raise MeasureError(output.error)
                 num_vectors += output.pooled is not None
     if num_vectors != len(prompts):
-        raise MeasureError(f"{num_vectors} vectors came of {len(prompts)}")
+        raise MeasureError(f"only {num_vectors} of {len(prompts)} vectors were computed")
 
 
 @dataclass(slots=True)

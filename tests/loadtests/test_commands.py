@@ -89,7 +89,7 @@ def test_embed_says_what_cannot_be_measured(args, reason, capsys):
         (["--base-url", "http://127.0.0.1:1", "--repeat", "0"], "--repeat"),
         (["--base-url", "http://127.0.0.1:1", "--concurrency", "0"], "at a time"),
         (["--base-url", "http://127.0.0.1:1", "--rate", "-1"], "must be positive"),
-        (["--base-url", "http://127.0.0.1:1", "--trace-speed", "2"], "is for a --trace"),
+        (["--base-url", "http://127.0.0.1:1", "--trace-speed", "2"], "needs --trace"),
         (["--base-url", "http://127.0.0.1:1", "--clients", "0"], "--clients"),
         (["--base-url", "http://127.0.0.1:1", "--extra-body", "[]"], "--extra-body"),
         (["--base-url", "http://127.0.0.1:1", "--pid", "999999999"], "no such process"),

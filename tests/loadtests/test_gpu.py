@@ -98,8 +98,8 @@ def test_a_server_that_refuses_its_options_is_a_failure_with_its_words(folders, 
         (["--workload", "c99"], "no workload"),
         (["--clients", "0"], "--clients"),
         (["--tokenizer", "/no/such"], "no such file"),
-        (["--ladder", "c9_8_4"], "none of the workloads"),
-        (["--vocab-size", "258"], "a vocabulary of 258"),
+        (["--ladder", "c9_8_4"], "must be one of the measured workloads"),
+        (["--vocab-size", "258"], "vocabulary size 258"),
     ],
 )
 def test_gpu_refuses_before_it_starts_anything(folders, args, reason, capsys):

@@ -42,5 +42,5 @@ def test_bytes_are_written_as_byte_level_vocabularies_write_them():
 
 @pytest.mark.parametrize("vocab_size", [258, 600_000])
 def test_a_vocabulary_that_cannot_be_is_refused(tmp_path, vocab_size):
-    with pytest.raises(ValueError, match=f"a vocabulary of {vocab_size}"):
+    with pytest.raises(ValueError, match=f"vocabulary size {vocab_size}"):
         write_tokenizer(tmp_path, vocab_size)

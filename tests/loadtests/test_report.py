@@ -120,5 +120,5 @@ def test_the_serve_table_shows_only_columns_that_were_measured():
 
 def test_remarks_tell_errors_and_every_reason_for_doubt():
     remarks = "\n".join(serve_remarks([SERVED]))
-    for reason in ("1 x HTTP 500: x", "not as long as asked", "no usage", "90% of a core", "20 ms late"):
+    for reason in ("1 x HTTP 500: x", "shorter or longer than requested", "no usage", "90% of a core", "20 ms late"):
         assert reason in remarks

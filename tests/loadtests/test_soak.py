@@ -81,7 +81,7 @@ def test_nothing_is_left_to_complain_of():
         ({"tally": Tally(losses=["chat: HTTP 500"])}, "1 answers"),
         ({"num_requests_running": 1.0}, "num_requests_running is 1"),
         ({"kv_cache_usage_perc": 0.01}, "kv_cache_usage_perc"),
-        ({"request_success_total": 8.0}, "9 sequences came, 8 ended"),
+        ({"request_success_total": 8.0}, "9 sequences were submitted, 8 ended"),
         ({"request_success_total__error": 1.0}, "ended with an error"),
         ({"event_loop_tasks": 5.0}, "5 tasks"),
         ({"seen": replace(AFTER[0], num_descriptors=17)}, "17 descriptors"),

@@ -51,7 +51,7 @@ def test_one_command_measures_each_tier(options, capsys):
     [
         (["--pool-tokens", "1151"], "must be at least --prompt-tokens"),
         (["--rounds", "0"], "must be at least 1"),
-        (["--vocab-size", "258"], "a vocabulary of 258"),
+        (["--vocab-size", "258"], "vocabulary size 258"),
         (["--model-shape", "/no/such"], "no config.json"),
     ],
 )

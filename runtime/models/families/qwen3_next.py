@@ -90,7 +90,7 @@ def _net(config: HfConfig) -> GatedDeltaNet:
     )
     if net.num_value_heads % net.num_key_heads:
         raise UnsupportedModel(
-            f"config: {net.num_value_heads} value heads do not share {net.num_key_heads} key heads evenly"
+            f"config: {net.num_value_heads} value heads are not a multiple of the {net.num_key_heads} key heads"
         )
     return net
 

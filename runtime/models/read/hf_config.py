@@ -101,7 +101,7 @@ def heads(config: HfConfig, default_kv_heads: int | None = None) -> tuple[int, i
     num_heads = config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", default_kv_heads or num_heads)
     if num_heads % num_kv_heads:
-        raise UnsupportedModel(f"config: {num_heads} attention heads do not share {num_kv_heads} kv heads evenly")
+        raise UnsupportedModel(f"config: {num_heads} attention heads are not a multiple of the {num_kv_heads} kv heads")
     hidden_size = config.count("hidden_size")
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise UnsupportedModel(f"config: hidden_size {hidden_size} is not a multiple of {num_heads} attention heads")

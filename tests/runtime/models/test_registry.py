@@ -159,7 +159,7 @@ def test_gemma_3_of_either_transformers_has_two_rotary_embeddings():
         ({"hidden_size": 66}, "hidden_size 66 is not a multiple of 4"),
         ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
-        ({"num_key_value_heads": 3}, "4 attention heads do not share 3 kv heads"),
+        ({"num_key_value_heads": 3}, "4 attention heads are not a multiple of the 3 kv heads"),
         ({"head_dim": 15}, "rotary embedding of 15 of 15 dims"),
         ({"partial_rotary_factor": 2.0}, "rotary embedding of 32 of 16 dims"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
