@@ -80,7 +80,7 @@ class Address:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers of every request."""
+        """Return the headers that every request to this address has."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
 

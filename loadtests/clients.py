@@ -35,7 +35,7 @@ def num_clients(concurrency: int, requested: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of the load that one client process sends."""
+    """Share of a load that one client process sends."""
 
     address: Address
     scripts: Sequence[Script]

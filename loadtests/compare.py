@@ -139,7 +139,7 @@ def _model(server: Server) -> str:
 
 
 class Ledger:
-    """Records of the comparison: kept, appended to the file, and printed as one line each."""
+    """Records of a comparison. Each new record is kept, appended to the file, and printed as one line."""
 
     def __init__(self, out: Path | None) -> None:
         self.records: list[dict[str, Any]] = []
@@ -180,7 +180,8 @@ def ours_of(servers: Sequence[Server], requested: str | None) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every server started and every answer was complete, 2 if nothing could begin, 130 after Ctrl-C."""
+    """Run the comparison. Return 0 if every server started and every answer was complete, 2 if nothing could begin, 130 after
+    Ctrl-C."""
     try:
         servers = read_servers(args.servers, args.only)
         workloads = find_workloads(args.workload, args.vocab_size)

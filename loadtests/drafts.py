@@ -107,7 +107,7 @@ def table(configs: Sequence[str], plain: Records, drafted: Sequence[Records]) ->
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every figure was measured, 2 if nothing could begin."""
+    """Run the measurements. Return 0 if every figure was measured, 2 if nothing could begin."""
     if not (args.model / "config.json").is_file():
         print(f"loadtests drafts: {args.model}: no config.json there", file=sys.stderr)
         return 2

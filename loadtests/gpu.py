@@ -151,7 +151,7 @@ def our_server(args: argparse.Namespace, model: Path, tokenizer: Path, env: Mapp
 
 
 class Session:
-    """Measurement of one server."""
+    """Measurement of our server: its starts, and the workloads on one of them."""
 
     def __init__(self, args: argparse.Namespace, workloads: Sequence[Workload]) -> None:
         self._args, self._workloads = args, workloads
@@ -252,7 +252,7 @@ def machine() -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if each start succeeded and every answer was complete, 2 if nothing could begin."""
+    """Run the measurement. Return 0 if each start succeeded and every answer was complete, 2 if nothing could begin."""
     try:
         workloads = find_workloads(args.workload, args.vocab_size)
         if args.ladder is not None and args.ladder not in {workload.name for workload in workloads}:

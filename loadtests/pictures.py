@@ -12,7 +12,7 @@ SUFFIXES = (".svg", ".png")
 
 
 class CannotDraw(ValueError):
-    """Error: unsupported image format, or matplotlib is not installed."""
+    """Error: the image format is not supported, or matplotlib is not installed."""
 
 
 def check_pictures(paths: Iterable[Path]) -> None:

@@ -57,7 +57,7 @@ def begin(
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every answer of every run was complete, 2 if nothing could begin."""
+    """Run the workloads. Return 0 if every answer of every run was complete, 2 if nothing could begin."""
     begun = begin("serve", args, wanted_workloads)
     if begun is None:
         return 2

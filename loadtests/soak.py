@@ -222,7 +222,7 @@ def soak(args: argparse.Namespace, log: Path) -> dict[str, Any]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every check passed, 2 if nothing could begin."""
+    """Run the soak test. Return 0 if every check passed, 2 if nothing could begin."""
     with processes.stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-soak-") as folder:
         try:
             report = soak(args, args.log or Path(folder) / "server.log")

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every system was measured with every number of files, 2 for contradictory arguments."""
+    """Run the benchmark. Return 0 if every system was measured with every number of files, 2 for contradictory arguments."""
     refusal = refused(args)
     if refusal is not None:
         print(f"loadtests speech: {refusal}", file=sys.stderr)

@@ -85,7 +85,7 @@ def figures_of(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def tell(record: Mapping[str, Any]) -> str:
-    """Print a progress line."""
+    """Return the progress line for `record`."""
     hidden = ("figure", "runs", "gpu_idle_gap", "loop_lag")
     facts = {key: round(value, 3) if isinstance(value, float) else value for key, value in record.items()}
     text = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in hidden)
@@ -98,7 +98,7 @@ def tell(record: Mapping[str, Any]) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every figure was measured, 2 if nothing could begin."""
+    """Run the measurement. Return 0 if every figure was measured, 2 if nothing could begin."""
     if not (args.model / "config.json").is_file():
         print(f"loadtests steps: {args.model}: no config.json there", file=sys.stderr)
         return 2

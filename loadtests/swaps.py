@@ -191,7 +191,8 @@ def _running(address: Address) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if each loadable model gave equal answers and no stream was cut off, 2 if nothing could begin."""
+    """Run the measurement. Return 0 if each loadable model gave equal answers and no stream was cut off, 2 if nothing could
+    begin."""
     address = args.base_url
     try:
         models = args.models or generating_models(address)

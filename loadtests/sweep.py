@@ -97,7 +97,7 @@ def run_level(target: Target, workload: Workload) -> dict[str, Any]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if a knee was found, 1 if no request was answered, 2 if nothing could begin."""
+    """Run the sweep. Return 0 if it found a knee, 1 if no request was answered, 2 if nothing could begin."""
     begun = begin("sweep", args, levels_of)
     if begun is None:
         return 2

@@ -260,7 +260,8 @@ def drop_from_page_cache(folder: Path) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every answer was complete and its prefix came from the expected tier, 2 if nothing could begin."""
+    """Run the measurement. Return 0 if every answer was complete and its prefix came from the expected tier, 2 if nothing could
+    begin."""
     try:
         check_size(args.vocab_size)
         if min(args.rounds, args.conversations, args.turns, args.words, args.output_tokens) < 1:

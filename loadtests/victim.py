@@ -300,7 +300,7 @@ def of_ours(args: argparse.Namespace, log: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if no stream failed, 2 if no server could be started or the server does not stream."""
+    """Run the attacks. Return 0 if no stream failed, 2 if no server could be started or the server does not stream."""
     with stop_signals_as_interrupt(), tempfile.TemporaryDirectory(prefix="oneloop-victim-") as folder:
         try:
             if args.base_url is not None:

@@ -144,7 +144,7 @@ class Workload:
 
     @property
     def num_turns(self) -> int:
-        """Return the number of requests per arrival."""
+        """Return the number of requests that each arrival sends: the turns of a dialogue, or 1."""
         return 1 if isinstance(self.prompt, WordPrompt | TokenPrompt | EditPrompt) else self.prompt.num_turns
 
     @property

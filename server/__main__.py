@@ -32,7 +32,7 @@ CLUSTER_LIMIT_S = 10.0  # for Ray's processes to end
 
 
 def main() -> int:
-    """Run a command. Return the exit code: 0 after a drain, 1 if serving fails, 2 for invalid options; see `ending.py`."""
+    """Run the command in `sys.argv`. Return the exit code: 0 after a drain, 1 if serving fails, 2 for invalid options."""
     started_s = time.monotonic()
     defer_parts_of_torch()
     try:

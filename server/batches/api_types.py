@@ -82,8 +82,8 @@ _EXPIRY = "expires_after"
 
 
 class FileUpload(Struct):
-    """Form of a file upload. `file`: content with its name. `expires_after`: in the form, two fields `expires_after[anchor]`
-    and `expires_after[seconds]`."""
+    """Form of a file upload. `file`: content with its name. `expires_after`: two form fields, `expires_after[anchor]` and
+    `expires_after[seconds]`."""
 
     file: str
     purpose: Literal["batch"]

@@ -192,7 +192,7 @@ class FileStore:
         return file
 
     async def delete(self, id: str, owner: Owner) -> None:
-        """Delete a file of `owner`. Raises BatchObjectNotFound."""
+        """Delete the file `id` of `owner`. Raises BatchObjectNotFound."""
         self.find(id, owner)
         await self.remove(id)
 

@@ -199,7 +199,7 @@ def answering(runner: asyncio.Runner, arguments: ChatArguments) -> Iterator[Answ
 
 
 def _local(config: ServerConfig) -> Answerer:
-    """Load the model into this process. Raises ValueError if it cannot be loaded."""
+    """Load the model into this process and return a source of answers that uses it. Raises ValueError if it cannot be loaded."""
     from server.cli.local_model import LocalModel
     from server.llm.llm import LLM
     from server.models.lifecycle import LoadError

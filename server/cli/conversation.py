@@ -40,7 +40,7 @@ class ChatSession:
         self.attached = []
 
     def take_back(self) -> Content | None:
-        """Remove the last question and its answer. Return the question, or None if there is none."""
+        """Remove the last question and its answer. Return the question, or None if nothing has been asked."""
         while self.messages and self.messages[-1]["role"] != "system":
             message = self.messages.pop()
             if message["role"] == "user":

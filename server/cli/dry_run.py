@@ -15,7 +15,8 @@ BYTES = "_bytes"
 
 
 def main(config: ServerConfig, plan: Callable[[ServerConfig, Report], Mapping[str, Any]]) -> int:
-    """Print the plan for `config`. Return 0, or 1 if it cannot be served. `plan`: `server.process.plan.dry_run`."""
+    """Print the plan for `config`. Return 0, or 1 if the model cannot be served. `plan`: the function
+    `server.process.plan.dry_run`."""
     display = StartupDisplay(sys.stderr)
     try:
         found = plan(config, display.report)

@@ -32,7 +32,7 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server listens everywher
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check the server and return the exit code."""
+    """Check the server. Return the exit code: 0 if the check passes, 1 if it fails, 2 for invalid options."""
     if {"-h", "--help"} & {*argv}:
         print(USAGE, end="")
         return 0

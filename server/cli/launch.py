@@ -57,7 +57,7 @@ class Client:
 
 
 def _codex(served: Served) -> Launch:
-    """Configure a provider with the Responses API. See https://github.com/openai/codex, config.md."""
+    """Return the settings of codex: a provider with the Responses API. See https://github.com/openai/codex, config.md."""
     settings = {
         "model_provider": "oneloop",
         "model_providers.oneloop.name": "oneloop",
@@ -72,7 +72,8 @@ def _codex(served: Served) -> Launch:
 
 
 def _claude(served: Served) -> Launch:
-    """Configure a gateway with the Messages API. See https://docs.anthropic.com/en/docs/claude-code/settings."""
+    """Return the settings of claude: a gateway with the Messages API. See
+    https://docs.anthropic.com/en/docs/claude-code/settings."""
     environment = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key,
@@ -86,7 +87,7 @@ def _claude(served: Served) -> Launch:
 
 
 def _opencode(served: Served) -> Launch:
-    """Configure an OpenAI-compatible provider by environment variable. See https://opencode.ai/docs/config."""
+    """Return the settings of opencode: a provider, by an environment variable. See https://opencode.ai/docs/config."""
     model: dict[str, Any] = {"name": served.model}
     if served.max_model_len is not None:
         model["limit"] = {"context": served.max_model_len, "output": served.max_model_len // ANSWER_SHARE}
@@ -102,13 +103,13 @@ def _opencode(served: Served) -> Launch:
 
 
 def _aider(served: Served) -> Launch:
-    """Configure an OpenAI-compatible server. See https://aider.chat/docs/llms/openai-compat.html."""
+    """Return the settings of aider: an OpenAI-compatible server. See https://aider.chat/docs/llms/openai-compat.html."""
     environment = {"OPENAI_API_BASE": f"{served.url}/v1", "OPENAI_API_KEY": served.key}
     return Launch(["--model", f"openai/{served.model}", "--no-show-model-warnings"], environment)
 
 
 def _openwebui(served: Served) -> Launch:
-    """Configure an OpenAI endpoint. See https://docs.openwebui.com/getting-started/env-configuration."""
+    """Return the settings of openwebui: an OpenAI endpoint. See https://docs.openwebui.com/getting-started/env-configuration."""
     environment = {
         "OPENAI_API_BASE_URL": f"{served.url}/v1",
         "OPENAI_API_KEY": served.key,

@@ -1,4 +1,4 @@
-"""LocalModel: answers of a model in this process, for terminal commands."""
+"""LocalModel: source of answers that runs a model in this process, for terminal commands."""
 
 from __future__ import annotations
 

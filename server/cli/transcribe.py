@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(job: TranscribeJob, llm: LLM) -> int:
-    """Transcribe the files of `job`. Return the exit code. Raises ValueError for an unsuitable model or option."""
+    """Transcribe the files of `job`. Return the exit code. Raises ValueError if the model or an option is unsuitable."""
     found = llm.transcribe(
         job.files,
         language=job.language,

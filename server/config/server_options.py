@@ -18,11 +18,11 @@ GROUPS = (MODEL, ENGINE, MEDIA, HTTP, _LOG)  # in the order of --help
 
 
 class ConfigError(Exception):
-    """Error: an invalid or unsupported option. The message names it as the user wrote it."""
+    """Error: an option is invalid or not supported. The message names the option as the user wrote it."""
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of the option `name`."""
+    """Return the command-line flag of the option `name`: "--" and the name with hyphens."""
     return "--" + name.replace("_", "-")
 
 

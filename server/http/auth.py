@@ -49,7 +49,7 @@ KEY_SUBPROTOCOL = "openai-insecure-api-key."  # OpenAI's, followed by the key
 
 
 def is_open(path: str) -> bool:
-    """Return whether `path` needs no key."""
+    """Return whether `path` can be requested without a key."""
     return path in OPEN_PATHS or path in PAGES or path.startswith(PAGE_ASSETS)
 
 
@@ -67,7 +67,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Keys:
-    """Accepted keys. `users`: the digest of each user's key. `user` and `is_admin` take constant time."""
+    """Accepted keys. `users`: digest of each user's key. The methods `user` and `is_admin` take constant time."""
 
     def __init__(self, user: Iterable[str] = (), admin: str | None = None, secret: bytes | None = None) -> None:
         """Store the digests of the keys. Processes with the same `secret` compute the same digests."""

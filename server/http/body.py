@@ -63,7 +63,7 @@ async def _chunks(request: Request, limit_bytes: int) -> list[bytes]:
 
 
 async def read_bytes(request: Request, limit_bytes: int) -> bytes:
-    """Return the body, of any content type. Raises BodyTooLarge, ClientDisconnect."""
+    """Return the body, which may have any content type. Raises BodyTooLarge, ClientDisconnect."""
     return b"".join(await _chunks(request, limit_bytes))
 
 

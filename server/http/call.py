@@ -120,7 +120,7 @@ class Call:
         CURRENT_ID.set(id)
 
     def end(self) -> None:
-        """Release what the call holds, and break its reference cycles with the connection."""
+        """Release what was passed to `hold` and break reference cycles. Called when the response has been sent."""
         held, self._held = self._held, {}
         for release in held.values():
             release()

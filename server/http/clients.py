@@ -23,7 +23,7 @@ DEFAULT_HELD_BYTES = 256 * 1024**2
 
 
 class Timed(Protocol):
-    """Connection with a deadline. Only this module writes `deadline_queue`."""
+    """Object with a deadline, such as a connection. Only this module writes `deadline_queue`."""
 
     deadline_queue: dict[Timed, float] | None
 

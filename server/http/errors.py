@@ -99,7 +99,7 @@ class UnsupportedParameter(InvalidRequest):
 
 
 class TaskNotSupported(InvalidRequest):
-    """Error: the model is not served for the requested task. `param` is `model`."""
+    """Error: the model does not support the requested task. `param` is `model`."""
 
     code = "task_not_supported"
 

@@ -41,7 +41,7 @@ _BLANK_LINE = b"\r\n\r\n"
 
 
 class ConnectionPhase(Enum):
-    """The event that a connection waits for."""
+    """Phase of a connection, named after the event for which it waits."""
 
     IDLE = auto()  # for the next request
     HEAD = auto()  # for the end of a head; of the first one, from the beginning

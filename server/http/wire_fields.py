@@ -113,7 +113,7 @@ _NAMES = frozenset(Sampling.__struct_fields__)
 
 
 def sampling_of(wire: DrawFields, **changes: Any) -> Sampling:
-    """Return the Sampling fields that `wire` has, updated by `changes`."""
+    """Return a Sampling with all sampling fields of `wire`. `changes`: fields that get other values."""
     return Sampling(**{name: getattr(wire, name) for name in wire.__struct_fields__ if name in _NAMES} | changes)
 
 
@@ -147,7 +147,7 @@ class TruncationFields(Struct, kw_only=True, metaclass=WireType):
 
 
 class QueueFields(Struct, kw_only=True, metaclass=WireType):
-    """Fields of priority, deadline and shared prefixes."""
+    """Fields that set priority, deadline and cache salt of a request."""
 
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
@@ -155,7 +155,7 @@ class QueueFields(Struct, kw_only=True, metaclass=WireType):
 
     @property
     def queue_terms(self) -> dict[str, Any]:
-        """Return these fields by the core's names."""
+        """Return these fields under the names that GenerateRequest uses."""
         return {"priority": self.priority or 0, "cache_salt": self.cache_salt, "timeout_s": self.timeout}
 
 
@@ -166,7 +166,7 @@ class TermFields(QueueFields, kw_only=True):
 
     @property
     def terms(self) -> dict[str, Any]:
-        """Return these fields by GenerateRequest's names."""
+        """Return these fields and those of QueueFields under the names that GenerateRequest uses."""
         return {**self.queue_terms, "speculative": self.speculative is not False}
 
 

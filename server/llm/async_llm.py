@@ -1,4 +1,4 @@
-"""AsyncLLM: engine, tokenizer and templates on the caller's own event loop, with vLLM's names."""
+"""AsyncLLM: the engine on the caller's own event loop, with the methods of vLLM's AsyncLLM."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class Core:
 
 
 def _aborted(id: str, ask: PreparedInput, prompt_ids: Sequence[int]) -> RequestOutput:
-    """Return the output of a request that was aborted before it entered the engine."""
+    """Return the last output of request `id`, which was aborted before it entered the engine."""
     reason = FinishReason.ABORT.value
     choices = [CompletionOutput(index, finish_reason=reason) for index in range(ask.request.n)]
     return RequestOutput(id, ask.text, list(prompt_ids), choices, finished=True)

@@ -47,7 +47,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # a dataclass, for `dataclasse
         super().__init__(model=model, **options)
 
     def given(self) -> dict[str, Any]:
-        """Return the options that are not None, by name."""
+        """Return the options that are set (not None), by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @staticmethod

@@ -98,7 +98,7 @@ class SamplingParams:
             self._set({**self._given, name: value}, self.output_kind)
 
     def clone(self) -> SamplingParams:
-        """Return an independent copy."""
+        """Return an independent copy of the parameters."""
         return copy.deepcopy(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -123,7 +123,7 @@ class Lifecycle:
         return resident
 
     async def death(self) -> str:
-        """Wait until an engine dies, including engines loaded later, and return the reason."""
+        """Wait until any engine fails, including engines loaded later. Return the reason."""
         joined = asyncio.Event()
         self.when_loaded(lambda loaded: joined.set())
         deaths: dict[EngineClient, asyncio.Task[str]] = {}

@@ -137,7 +137,7 @@ class ServedSpeech:
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
-        """Context in which a request's audio samples of `num_bytes` bytes count. Raises TooManyRequests above the limit."""
+        """Context in which `num_bytes` of audio samples count towards `max_held_bytes`. Raises TooManyRequests above that limit."""
         if self._held_bytes + num_bytes > self.max_held_bytes:
             raise TooManyRequests("The server is busy: the memory for audio is in use", retry_after_s=RETRY_AFTER_S)
         self._held_bytes += num_bytes

@@ -34,7 +34,7 @@ RETRY_WHILE_SWAPPING_S = 1
 
 
 class SwapStatus(StrEnum):
-    """Status of a swapped model, in llama.cpp's words."""
+    """Status of a model that is loaded and unloaded on demand, in llama.cpp's words."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"

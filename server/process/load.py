@@ -225,7 +225,7 @@ class ModelSource:
 
 
 async def _prepare(config: ServerConfig, report: Report, cancel: Event) -> HostParts:
-    """Load files, tokenizer and templates. Raises LoadError."""
+    """Load the parts of a model that need no device memory: files, tokenizer and templates. Raises LoadError."""
     from runtime.weights.fetch import resolve
     from runtime.weights.rules import WeightsError
 
@@ -248,7 +248,7 @@ async def _load_one(
     config: ServerConfig, report: Report, prepared: HostParts, device: SharedDevice, *, beside: bool,
     stages: Callable[[], Launcher] | None,
 ) -> LoadedModel:  # fmt: skip
-    """Load one model with its engine. Raises LoadError."""
+    """Load one model with its engine from `prepared`. `beside`: it is loaded in addition to the first model. Raises LoadError."""
     from runtime.config import EngineConfig, PlanError
     from runtime.parallel.messages import ModelName
     from runtime.parallel.processes import StageProcesses

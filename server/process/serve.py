@@ -225,7 +225,7 @@ class Process:
     # --- loading --------------------------------------------------------------------------------------------------
 
     async def _load_model(self) -> bool:
-        """Load the model. Return whether it can be served."""
+        """Load the model. Return whether that succeeded."""
         try:
             with without_collections():
                 loaded = await self._load(self._config, self._report, self._cancel)

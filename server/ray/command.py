@@ -92,7 +92,7 @@ def _quiet(is_ours: bool) -> dict[str, Any]:
 
 
 def http_options(config: ServerConfig) -> dict[str, Any]:
-    """Return the options of Serve's proxies."""
+    """Return the HTTP options of Serve's proxies, from `config`."""
     return {
         "host": config.host,
         "port": config.listen_port,
