@@ -2,7 +2,7 @@
 
 `ServerProcess` is a context manager. Its exit (also after an error, Ctrl-C or SIGTERM) ends the whole family: every process of
 that session and every descendant, even one that moved to another session. A process is signalled only if its pid and start time
-match those seen in the family, so a process that reuses a pid is never hit."""
+were seen in the family: a process that reuses a pid is never hit."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 The server starts four times with the same small KV cache of --pool-tokens:
 
-1. without tiers: conversations whose KV exceeds the cache; 2. with --kv-host-bytes: TTFT of a long prompt computed, from the device
-and from the host, then the same conversations; 3. with --kv-disk: the long prompts are computed again and written; 4. restarted:
-TTFT of the long prompts from the disk. Their files are dropped from the page cache before.
+1. without tiers: conversations whose KV exceeds the cache;
+2. with --kv-host-bytes: TTFT of a long prompt computed, from the device and from the host, then the same conversations;
+3. with --kv-disk: the long prompts are computed again and written;
+4. restarted: TTFT of the long prompts from the disk. Before, their files are dropped from the page cache.
 
-Rates of copies come from the server's metrics; `loadtests.engine.bus` measures what plain copies reach. Options after `--` go to
-the server and override ours."""
+Rates of copies come from the server's metrics; `loadtests.engine.bus` measures plain copies. Options after `--` go to the server."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _served(url: str | None, model: str | None, key: str | None, environment: Ma
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"launch: {base} is not an OpenAI-compatible server") from None
     if not listed or (model is not None and model not in listed):
-        raise ConfigError(f"launch: {base} has no model {model or ''}; it serves {', '.join(listed) or 'none'}")
+        raise ConfigError(f"launch: {base} has no model {model or 'at all'}; it serves {', '.join(listed) or 'none'}")
     model = model or next(iter(listed))
     return Served(base, key or NO_KEY, model, listed[model])
 

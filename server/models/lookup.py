@@ -15,10 +15,10 @@ _NAMED_AT_MOST = 20  # adapters in a message
 async def named(call: Call, loaded: LoadedModel, wanted: str | None, *, to_chat: bool = False) -> LoadedModel:
     """Return the model for a request that names `wanted`.
 
-    The result is `loaded` if `wanted` is one of its names or None, a model that is always loaded beside `loaded`, or a model of
-    several (loaded now if it never was). If `wanted` is an adapter, the result is `loaded` with that adapter, which is loaded if
-    necessary. `to_chat`: the request is a conversation, so a model that cannot chat is not loaded. Raises ModelNotFound,
-    InvalidRequest for an adapter that cannot be served, or an error of `SwappedModel.enter`."""
+    If `wanted` is None or a name of `loaded`, the result is `loaded`. It can also be a model that is always loaded in addition,
+    or one of several models (loaded now if it never was). If `wanted` is an adapter, the result is `loaded` with that adapter,
+    which is loaded if necessary. `to_chat`: the request is a conversation, so a model that cannot chat is not loaded. Raises
+    ModelNotFound, InvalidRequest for an adapter that cannot be served, or an error of `SwappedModel.enter`."""
     if wanted is None or wanted in loaded.names:
         return loaded
     for beside in loaded.besides:
@@ -53,15 +53,15 @@ def _check_chats(name: str, outline: Outline) -> None:
 
 
 async def pooled_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return the model for a pooling request. If `wanted` is not a known name, it is the pooling model loaded beside `loaded`,
-    if any; else the result of `named`."""
+    """Return the model for a pooling request. If `wanted` is not a known name, it is the pooling model in `loaded.besides`, if
+    any; else the result of `named`."""
     pooled = next((each for each in loaded.besides if each.pooling is not None), None)
     return pooled if pooled is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
 
 
 async def transcribed_by(call: Call, loaded: LoadedModel, wanted: str | None) -> LoadedModel:
-    """Return the model for a transcription. If `wanted` is not a known name, it is the speech model loaded beside `loaded`, if
-    any; else the result of `named`."""
+    """Return the model for a transcription. If `wanted` is not a known name, it is the speech model in `loaded.besides`, if any;
+    else the result of `named`."""
     hearing = next((each for each in loaded.besides if each.speech is not None), None)
     return hearing if hearing is not None and _is_open(loaded, wanted) else await named(call, loaded, wanted)
 
