@@ -7,7 +7,7 @@ The server starts four times with the same small KV cache of --pool-tokens:
 3. with --kv-disk: the long prompts are computed again and written;
 4. restarted: TTFT of the long prompts from the disk. Before, their files are dropped from the page cache.
 
-Rates of copies come from the server's metrics; `loadtests.engine.bus` measures plain copies. Options after `--` go to the server."""
+Rates of copies are server metrics; `loadtests.engine.bus` measures plain copies. Options after `--` go to our server."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class Session:
             self._print(str(error))
             return
         self._print(
-            "  ".join(f"{name}={value}" for name, value in fields.items()) or "all as the model's authors advise"
+            "  ".join(f"{name}={value}" for name, value in fields.items()) or "none: the model's defaults apply"
         )
 
     def _file(self, name: str, path: str) -> None:

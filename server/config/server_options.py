@@ -264,7 +264,7 @@ class ServerOptions(EngineOptions):
         metavar="KEY",
         secret=True,
     )
-    api_key_file: str | None = option(None, "file with more keys, one a line", group=HTTP, metavar="FILE")
+    api_key_file: str | None = option(None, "file with more keys, one per line", group=HTTP, metavar="FILE")
     admin_api_key: str | None = option(
         None,
         "administrator's key: opens everything, and alone opens /metrics and the dashboard; prefer the environment variable",
