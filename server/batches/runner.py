@@ -114,8 +114,8 @@ class BatchRunner:
         unfinished = Counter(each.owner for each in self._store.unfinished())
         if not self._shares.has_room(MAX_UNFINISHED, unfinished, batch.owner, 1):
             raise TooManyRequests(
-                f"there are {unfinished.total()} of at most {MAX_UNFINISHED} unfinished batches{self._shares.hint}; wait for one, "
-                "or cancel it",
+                f"{unfinished.total()} batches are unfinished; the maximum is {MAX_UNFINISHED}{self._shares.hint}; wait for one "
+                "to end, or cancel one",
                 retry_after_s=60,
             )
         batch = batch.becomes("validating", int(self._clock()))
