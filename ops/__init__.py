@@ -1,11 +1,11 @@
-"""Operations of a forward pass: one function each, with the same signature for every backend.
+"""Operations of a forward pass: one function per op, with the same signature for every backend.
 
-T tokens in a step (all sequences' tokens flattened), R rows (sequences), H hidden, D head size. Each op has a folder: its
-__init__.py has the signature and the list of kernels, with a torch reference and faster kernels; registry.py chooses once per
-shape class. This file lists the public ops. Tensors only: no request, no model.
+T: tokens in a step, of all sequences; R: rows (sequences); H: hidden size; D: head size. Each op has a folder. Its __init__.py has
+the signature and the list of kernels: a torch reference and faster kernels. registry.py chooses a kernel once per shape class. This
+file lists the public ops. They know tensors only, no requests and no models.
 
-On the native CPU path a token's result is bitwise independent of the other tokens and rows in the step, of how its prompt
-was chunked, and of the number of threads."""
+On the native CPU path, a token's result is bitwise independent of the other tokens and rows in the step, of how its prompt was
+chunked, and of the number of threads."""
 
 from __future__ import annotations
 

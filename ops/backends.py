@@ -1,4 +1,4 @@
-"""Factories of kernels and ops for the backends that most ops have. An op lists its own kernels, fastest first.
+"""Factories of kernels and ops for the usual backends. Each op lists its own kernels, fastest first.
 
 A tracing kernel records the op instead of computing it (symbols.py)."""
 
@@ -31,7 +31,7 @@ def native(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) 
 
 
 def triton(op: str, run: str, supports: Supports = on_cuda) -> Kernel:
-    """Return a Triton kernel of `op`. `run`: "module:function", imported when it is first chosen."""
+    """Return a Triton kernel of `op`. `run`: "module:function", which is imported when the kernel is first chosen."""
     return Kernel(op, "triton", supports, run)
 
 
@@ -40,7 +40,8 @@ def reference(op: str, run: Callable[..., Any], about: str = "") -> Kernel:
 
 
 def traced(op: str, run: Callable[..., Any], supports: Supports = cpu.supports) -> Kernel:
-    """Return the kernel that records `op` while a stack is traced. `supports`: shapes that the native kernel supports."""
+    """Return the kernel that records `op` while a stack is traced. `supports`: check whether the native kernel supports a shape
+    class."""
 
     def on_symbols(case: ShapeClass) -> str | None:
         if case.device != symbols.DEVICE:

@@ -1,6 +1,7 @@
 """Decoders of ggml's blocks into codes and scales, for numpy arrays and for torch tensors on any device.
 
-A new type is a line of formats.json and a decoder in DECODERS. Layouts: ggml's `block_q4_0` and its kin."""
+A new block type needs a line in formats.json and a decoder in DECODERS. The layouts are those of ggml's `block_q4_0` and similar
+structs."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class DecodedBlocks(NamedTuple):
 
 
 def as_codes(stored: StoredWeight) -> StoredWeight:
-    """Return blocks as "q4", "q8" or "e2m1", and other formats unchanged."""
+    """Convert blocks to codes "q4", "q8" or "e2m1" with scales. Other formats are returned unchanged."""
     if stored.format not in BLOCKS:
         return stored
     kind, (codes, roles, zero) = BLOCKS[stored.format].codes, decode(stored.format.name, stored.weight, torch)
@@ -48,7 +49,8 @@ def as_w4(stored: StoredWeight) -> StoredWeight:
 
 
 def decode(kind: str, rows: Array, library: Any) -> DecodedBlocks:
-    """Decode rows [rows, bytes] uint8 of whole blocks, arrays of `library`: codes [rows, columns], roles [rows, groups]."""
+    """Decode rows [rows, bytes] uint8 of whole blocks to codes [rows, columns] and roles [rows, groups]. `library`: numpy or torch,
+    of which `rows` is an array."""
     blocks = rows.reshape(len(rows), -1, BLOCKS[WeightFormat(kind)].size)
     codes, roles, zero = DECODERS[kind](blocks, library)
     return DecodedBlocks(
@@ -65,7 +67,7 @@ def _nibbles(packed: Array, library: Any) -> Array:
 
 
 def _five_bits(high: Array, low: Array, library: Any) -> Array:
-    """Combine high [..., 4], one bit per weight, and low [..., 16], nibbles, to five-bit codes [..., 32]."""
+    """Combine high [..., 4], one bit per weight, and low [..., 16], four bits per weight, to five-bit codes [..., 32]."""
     shifts = library.asarray([i % 8 for i in range(32)], dtype=library.uint8, device=high.device)
     bits = high[..., [i // 8 for i in range(32)]] >> shifts & 1
     return _nibbles(low, library) | bits << 4
@@ -96,8 +98,9 @@ def _q8_0(blocks: Array, library: Any) -> DecodedBlocks:
 
 
 def _scales_and_mins(blocks: Array, library: Any) -> dict[str, Array]:
-    """Return scales and minima of Q4_K and Q5_K blocks. Bytes 4 to 15 pack 16 six-bit numbers: four scales, four minima,
-    then the nibbles of the other eight, whose upper bits are in the first eight. Two half floats multiply them."""
+    """Return scales and minima of Q4_K and Q5_K blocks. Bytes 4 to 15 contain 16 six-bit numbers: four scales, four minima, then
+    the lower four bits of the other eight, whose upper bits are in the first eight bytes. They are multiplied by two float16
+    numbers."""
     scales, mins, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     return {
         "scales": library.concatenate((scales & 63, rest & 15 | scales >> 2 & 48), -1),

@@ -1,8 +1,9 @@
-"""Parallel compilation of the Triton kernels that a start needs; by default each is compiled at its first launch, one after
+"""Parallel compilation of the Triton kernels that a start needs. Without it, each is compiled at its first launch, one after
 another.
 
-Inside `compile_together` a launch of an uncompiled kernel starts its compilation on a thread and launches nothing. So results
-inside are meaningless, and uninitialised memory is zeros, which every op accepts as ids, counts and indices. Independent of ops."""
+Inside `compile_together`, the launch of an uncompiled kernel starts its compilation on a thread and launches nothing. Results
+inside are therefore meaningless. Uninitialised memory is zeros, which every op accepts as ids, counts and indices. This module is
+independent of ops."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ _preparing = threading.Lock()
 
 
 def prepare(device: torch.device) -> None:
-    """Prepare Triton before its first kernel: compute its hash of itself (half a gigabyte) once, instead of once for each
-    thread. Mostly runs without the GIL."""
+    """Prepare Triton before its first kernel: compute its hash of itself (half a gigabyte) once instead of on each thread. This
+    mostly runs without the GIL."""
     torch.cuda.set_device(device)
     with _preparing:
         if (sum_up := getattr(cache, "triton_key", None)) is not None:  # cached by Triton
@@ -46,8 +47,8 @@ class _Zeros(TorchFunctionMode):
 
 @contextmanager
 def compile_together(device: torch.device) -> Iterator[None]:
-    """Compile all kernels launched in the block in parallel, and wait for them on exit. A compile error is raised at the
-    kernel's first real launch. If another thread is inside, the block launches and compiles as usual."""
+    """Context manager that compiles all kernels launched inside in parallel, and waits for them at its end. A compile error is
+    raised at the kernel's first real launch. If another thread is inside, kernels are launched and compiled as usual."""
     if not _inside.acquire(blocking=False):
         yield
         return

@@ -1,10 +1,11 @@
-"""Launch of Triton kernels: from several threads, and overlapped with the previous kernel if the device supports it.
+"""Launch of Triton kernels from several threads, overlapped with the previous kernel if the device supports it.
 
-Under programmatic dependent launch (Hopper and newer) a kernel may start while earlier ones still run. So it waits before it
-accesses anything that another kernel writes; only weights and results of earlier steps may be read before. Independent of ops.
+With programmatic dependent launch (Hopper and newer), a kernel may start while earlier ones still run. It must therefore wait
+before it accesses data that another kernel writes. Only weights and results of earlier steps may be read before. This module is
+independent of ops.
 
-Triton does not support concurrent first launches of a kernel by two threads. Importing this file replaces the two affected
-functions of Triton: `_load_module` and `_loaded_run` explain why."""
+Triton does not support concurrent first launches of a kernel by two threads. Importing this file replaces two functions of Triton;
+`_load_module` and `_loaded_run` explain why."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ CompiledKernel.run = property(_loaded_run)
 
 @functools.cache
 def overlap(device: torch.device) -> dict[str, bool]:
-    """Return launch arguments for a kernel that calls `wait_for_previous(PDL)`, which overlaps from capability 9.0 on."""
+    """Return launch arguments for a kernel that calls `wait_for_previous(PDL)`. Kernels overlap from compute capability 9.0 on."""
     if device.type != "cuda" or INTERPRETED or torch.cuda.get_device_capability(device)[0] < 9:
         return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}

@@ -1,8 +1,8 @@
 """oneloop_native, the compiled CPU kernels, if this installation has them.
 
-It is missing if no C++ compiler was available at installation; torch references then compute everything. The environment
-variable ONELOOP_ISA selects an instruction set of `oneloop_native.isas()` (avx512vnni, avx512, avxvnni, avx2, portable)
-instead of the processor's fastest, for tests and measurements. Other values are an error."""
+They are missing if no C++ compiler was available at installation; torch references then compute everything. The environment
+variable ONELOOP_ISA selects an instruction set of `oneloop_native.isas()` (avx512vnni, avx512, avxvnni, avx2, portable) instead of
+the processor's fastest, for tests and measurements. Other values are an error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ CACHE_TYPES = frozenset({torch.float32, torch.bfloat16, torch.int8})
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Return a refusal unless the case is float32 on the CPU, with a float32, bfloat16 or int8 cache if the op has one."""
+    """Return why the compiled CPU kernels do not support `case`, or None. They compute in float32, with a float32, bfloat16 or int8
+    cache."""
     if missing is not None:
         return missing
     if case.device != "cpu":

@@ -1,7 +1,7 @@
-"""Choice of the kernel of each op: made once per shape class, stored, and reported.
+"""Choice of each op's kernel, made once per shape class, stored, and reported.
 
-A kernel returns why it does not support a shape class, or None. The first kernel that does is chosen, so an op lists the
-fastest first and its torch reference last. The registry is independent of tensors and backends."""
+A kernel's `supports` returns why it does not support a shape class, or None. The first supporting kernel is chosen, so an op lists
+the fastest first and its torch reference last. The registry is independent of tensors and backends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger("oneloop.ops")
 
 
 class ShapeClass(NamedTuple):
-    """Facts on which the choice of a kernel may depend; all other properties of arguments may change from call to call.
+    """Properties of arguments on which the choice of a kernel may depend. All other properties may change from call to call.
 
-    `head_size` 0 and `kv_dtype` None if the op has neither. `weight`: formats of the weight's rows, empty for ops without a
-    weight. `capability`: a CUDA device's compute capability, else None; kernels of oneloop_native choose an instruction set
-    themselves. `mask`: attention mask, as in ops/attention/heads.py."""
+    `head_size` 0, `kv_dtype` None: the op has none. `weight`: formats of the weight's rows; empty for ops without a weight.
+    `capability`: compute capability of a CUDA device, else None; kernels of oneloop_native choose an instruction set themselves.
+    `mask`: attention mask, see ops/attention/heads.py."""
 
     device: str
     dtype: torch.dtype
@@ -53,9 +53,9 @@ USUAL_ATTENTION = ShapeClass("cpu", torch.float32, torch.float32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Implementation of an op. `supports`: returns None, or why it does not support a shape class. `about`: a note for users.
-
-    `run`: the function, or "module:function" to be imported when it is first chosen, since a CPU needs no Triton."""
+    """Implementation of an op. `supports`: returns why the kernel does not support a shape class, or None. `about`: note for
+    users. `run`: the function, or "module:function", which is imported when the kernel is first chosen. A CPU therefore needs no
+    Triton."""
 
     op: str
     name: str
@@ -65,8 +65,8 @@ class Kernel:
 
 
 class _Choices(dict[tuple[Any, ...], Callable[..., Any]]):
-    """Map from (device, dtype, ...) to run. A plain dict lookup for every call but the first of a shape class: a step makes
-    about 300, and a ShapeClass for each would cost more than a small kernel."""
+    """Chosen function by (device, dtype, ...). Every call of a shape class but the first is a plain dict lookup. A step makes about
+    300 calls; creating a ShapeClass for each would take longer than a small kernel."""
 
     def __init__(self, decide: Callable[[ShapeClass], Callable[..., Any]]) -> None:
         super().__init__()
@@ -81,9 +81,9 @@ class _Choices(dict[tuple[Any, ...], Callable[..., Any]]):
 class Op:
     """Kernels of one op, fastest first, and the choices made so far.
 
-    `runs[device, dtype]`, or `runs[device, dtype, kv_dtype, head_size]` where the op has these, is the function to call;
-    `runs[device, dtype, None, 0, formats]` for preparing weights, `runs[device, dtype, kv_dtype, head_size, (), mask]` for
-    attention."""
+    `runs[device, dtype]` is the function to call, or `runs[device, dtype, kv_dtype, head_size]` if the op has these. For
+    preparing weights it is `runs[device, dtype, None, 0, formats]`, and for attention `runs[device, dtype, kv_dtype, head_size,
+    (), mask]`."""
 
     def __init__(self, name: str, usual: ShapeClass, kernels: Sequence[Kernel], traced: Kernel | None = None) -> None:
         """Create an op. `traced`: the kernel that records the op while a stack is traced; its choices are not listed."""
@@ -96,7 +96,7 @@ class Op:
         _ops.append(self)
 
     def describe(self, *, usual: bool = True) -> list[str]:
-        """Return one line per choice made; without any, and if `usual`, the choice for the usual case."""
+        """Return one line per choice made. If there is none and `usual` is set, make and describe the choice for the usual case."""
         if not self._reasons and usual:
             self.choose(self._usual)
         return [f"{self.name}: {reason} ({case})" for case, reason in self._reasons.items()]
@@ -106,7 +106,7 @@ class Op:
         self._reasons.clear()
 
     def refusal(self, case: ShapeClass) -> str | None:
-        """Return why no kernel supports `case`, or None if one does; records no choice."""
+        """Return why no kernel supports `case`, or None if a kernel supports it. This records no choice."""
         only = self._only()
         refusals = [kernel.supports(case) for kernel in self.kernels if only in (None, kernel.name)]
         return None if None in refusals else "; ".join(why for why in refusals if why is not None)
@@ -153,10 +153,8 @@ def _resolve(run: Callable[..., Any] | str) -> Callable[..., Any]:
 
 
 def force(name: str | None, op: str | None = None) -> None:
-    """Use only kernels called `name` ("reference", "native") from now on, for one op or all ops that have one; None restores
-    the choice.
-
-    A prepared LinearWeight keeps the form it was prepared in."""
+    """Use only kernels called `name` ("reference", "native") from now on, in `op` or in all ops that have such a kernel. None
+    restores the normal choice. A LinearWeight that was already prepared keeps its form."""
     known = {kernel.name for each in _ops for kernel in each.kernels if op in (None, each.name)}
     if name is not None and name not in known:
         raise ValueError(f"no kernel is called {name!r}")

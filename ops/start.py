@@ -1,4 +1,4 @@
-"""Start-up of the ops on a device: number of threads, and compilation before the first real step."""
+"""Start-up of the ops on a device: the number of threads, and compilation before the first real step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ops.registry import forced
 
 
 def compile_ahead(device: torch.device, dtype: torch.dtype) -> None:
-    """Start compiling the kernels that this dtype needs on a CUDA device, in parallel with the rest of start-up."""
+    """Start compiling the kernels that `dtype` needs on a CUDA device, in parallel with the rest of start-up."""
     if device.type == "cuda":
         from ops.attention import cuda as decode  # not needed on CPUs
 
@@ -31,8 +31,8 @@ def _prepare_triton(device: torch.device) -> None:
 
 @contextmanager
 def compile_together(device: torch.device) -> Iterator[None]:
-    """Compile kernels of the steps run in the block in parallel, and wait for them on exit. Results of these steps are
-    meaningless."""
+    """Context manager that compiles the kernels of steps run inside in parallel, and waits for them at its end. Results of these
+    steps are meaningless."""
     if device.type != "cuda":
         yield
         return
@@ -48,10 +48,8 @@ def native_isa() -> str | None:
 
 
 def set_num_threads(n: int) -> None:
-    """Set the number of threads of an op, the calling one included.
-
-    With the native kernels torch itself is limited to one thread: it computes little, and its OpenMP threads would spin on
-    the cores of the native ones."""
+    """Set the number of threads of an op, including the calling thread. With the native kernels, torch is limited to one thread: it
+    computes little, and its OpenMP threads would spin on the cores of the native kernels."""
     if n < 1:
         raise ValueError(f"at least one thread is needed, not {n}")
     if native.module is not None and forced() != "reference":

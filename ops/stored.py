@@ -1,9 +1,9 @@
 """StoredWeight: a matrix in its checkpoint's format, before it is prepared for a kernel.
 
-A format is data. Geometry of blocks and tables of codes are in formats.json: those of NF4 are QLoRA's (Dettmers et al.
-2023), of FP4 bitsandbytes', of E2M1 the Open Compute Project's. C++ gets them by csrc/generate.py, numpy by
-runtime/weights/dequantize.py. Each kernel's `supports` lists the formats that it reads. This module is independent of weight
-files and kernels."""
+A format is data. Block sizes and tables of codes are in formats.json. The tables are those of QLoRA (NF4, Dettmers et al. 2023),
+bitsandbytes (FP4) and the Open Compute Project (E2M1). csrc/generate.py generates C++ from them, and numpy code reads them in
+runtime/weights/dequantize.py. Each kernel's `supports` lists its formats. This module is independent of weight files and
+kernels."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DENSE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 @dataclass(frozen=True, slots=True, order=True)
 class WeightFormat:
-    """Format of a matrix's numbers. `name`: torch's name of a dtype ("bfloat16"), ggml's of its blocks ("Q4_K", "MXFP4"), or
-    "int8" or "int16" for unquantised numbers that the kernel rounds to 8 or 16 bits. Formats with more parameters, such as
-    group sizes, derive from this class."""
+    """Format of a matrix's numbers. `name`: torch's name of a dtype ("bfloat16"), or ggml's name of a block type ("Q4_K", "MXFP4").
+    "int8" and "int16" mean plain numbers that the kernel rounds to 8 or 16 bits. Formats with more parameters, such as group sizes,
+    derive from this class."""
 
     name: str
 
@@ -58,7 +58,7 @@ TABLES: Mapping[WeightFormat, tuple[float, ...]] = {
 
 
 class BlockFormat(NamedTuple):
-    """Format of ggml's blocks that is decoded: `columns` in `size` bytes become `codes` with `groups` scales."""
+    """ggml block type that is converted to codes: `columns` numbers in `size` bytes become `codes` with `groups` scales."""
 
     columns: int
     size: int
@@ -84,16 +84,16 @@ _TYPES = {**dict.fromkeys(_FLOATS, torch.float32), "order": torch.int32}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """Rows of a matrix. `tensors` by role: "weight", [rows, columns] of plain numbers or [rows, bytes of a row] uint8 of
-    blocks; further roles of its format ("scales", "zeros", "order", "mins"); and "bias" [rows], if the layer has one. For
-    `LinearWeight.refill` it may contain a bias only."""
+    """Rows of a matrix, as tensors by role. "weight" is [rows, columns] of plain numbers, or [rows, bytes of a row] uint8 of
+    blocks. Its format may have further roles ("scales", "zeros", "order", "mins"). "bias" [rows] is present if the layer has one.
+    For `LinearWeight.refill`, "bias" may be the only role."""
 
     format: WeightFormat
     tensors: Mapping[str, Tensor]
 
     @classmethod
     def dense(cls, weight: Tensor, bias: Tensor | None = None) -> StoredWeight:
-        """Create from plain numbers: weight [rows, columns], bias [rows]."""
+        """Create from plain numbers: weight [rows, columns], bias [rows] or None."""
         return cls(WeightFormat(str(weight.dtype).removeprefix("torch.")), {"weight": weight}).with_bias(bias)
 
     @classmethod
@@ -108,12 +108,13 @@ class StoredWeight:
 
     @classmethod
     def blocks(cls, kind: str, rows: Tensor, bias: Tensor | None = None) -> StoredWeight:
-        """Create from rows [rows, bytes of a row] uint8 in ggml's blocks of this type ("Q4_1")."""
+        """Create from rows [rows, bytes of a row] uint8 of ggml's blocks. `kind`: block type ("Q4_1")."""
         return cls(WeightFormat(kind), {"weight": rows}).with_bias(bias)
 
     @classmethod
     def as_written(cls, kind: str, rows: Mapping[str, Tensor]) -> StoredWeight:
-        """Create from bytes by role, each [rows, bytes of a row] uint8, in ggml's blocks or in codes and scales."""
+        """Create from bytes by role, each [rows, bytes of a row] uint8. `kind`: ggml's block type, or a format with codes and
+        scales."""
         written = WeightFormat(kind)
         types = _TYPES | {"weight": _WEIGHT_TYPES.get(written, torch.uint8)} if written in CODED else {}
         if written == E2M1 and "super_scales" in rows:
@@ -153,8 +154,8 @@ def bias_of(parts: Iterable[StoredWeight]) -> Tensor | None:
 
 
 def only_dense(stored: Stored, dtype: torch.dtype | None = None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the joined weight and bias of plain parts; either is None if no part has it, as in a refill. Raises ValueError for
-    other formats, or a dtype other than `dtype`."""
+    """Return (weight, bias) of plain parts, joined by rows. Either is None if no part has it, which is possible in a refill. Raises
+    ValueError for other formats, or for a dtype other than `dtype`."""
     parts = parts_of(stored)
     for part in parts:
         if part.format.dtype is None or dtype not in (None, part.format.dtype):

@@ -1,7 +1,7 @@
-"""Symbols: placeholders of a step's tensors while a stack is traced (tracing.py).
+"""Symbols: placeholders for a step's tensors while a stack is traced (tracing.py).
 
-An op called with symbols uses its tracing kernel, in traced.py of the op's folder, which records the op and computes
-nothing. Any other operation on a symbol raises NotTraceable, so nothing is left out silently."""
+An op called with symbols uses its tracing kernel, in traced.py of its folder, which records the op and computes nothing. Any other
+operation on a symbol raises NotTraceable, so no operation is silently left out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class NotTraceable(Exception):
 
 
 class Symbol(Tensor):
-    """Placeholder of a tensor: `register` of a program, [1, width] float32; or, with `register` None, an input of every step.
-
+    """Placeholder for a tensor: `register` of a program, [1, width] float32. If `register` is None, it is an input of every step.
     `table`: for slots, the index of their block table."""
 
     program: Any

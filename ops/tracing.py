@@ -1,8 +1,8 @@
-"""Tracing: a part of a forward pass runs once on symbols instead of tensors, and later in one native call.
+"""Tracing: a part of a forward pass runs once with symbols instead of tensors. Later it runs in one native call.
 
-A step of one token is hundreds of small ops; Python between them, and waiting for the GIL, cost more than the ops. While a
-stack is traced, ops are called as usual, with `Symbol`s (symbols.py), for which the registry chooses kernels that record the
-op. Later the native kernels run on the same numbers, with bit-identical results."""
+A step of one token is hundreds of small ops. Python between them, and waiting for the GIL, would take longer than the ops. While a
+stack is traced, ops are called as usual with `Symbol`s (symbols.py), for which the registry chooses kernels that record the op.
+Later the native kernels compute the recorded ops, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def can_trace(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepSymbols:
-    """Symbols for a step's tensors in a traced function: residual [T, width], input_ids and positions [T], slot_mapping [T]
-    and attn_metadata for each block table."""
+    """Symbols for the tensors of a step: residual [T, width], input_ids and positions [T], and slot_mapping [T] and attn_metadata
+    for each block table."""
 
     residual: Tensor
     input_ids: Tensor
@@ -37,11 +37,11 @@ class StepSymbols:
 
 
 class Tracer:
-    """Tracer of functions that map the previous addend, [T, width] or None, and the step's tensors to the next addend, and
-    may change the residual in place."""
+    """Tracer of functions (x, step) -> y. x and y [T, width] are outputs of layers that are not yet added to the residual; x may be
+    None. The functions may change the step's residual in place."""
 
     def __init__(self, width: int, num_tables: int, *, after: bool) -> None:
-        """Begin to trace. With `after`, the first function receives what was added before it instead of None."""
+        """Begin to trace. `after`: the first function receives the output of an earlier layer as x; otherwise x is None."""
         self._program = native.module.Program()
         self._residual = Symbol.of(self._program, width)
         slot_mapping = tuple(Symbol.input(torch.int64, table) for table in range(num_tables))
@@ -54,7 +54,7 @@ class Tracer:
         self._last: Tensor | None = self._first[0] if after else None
 
     def add(self, function: Callable[[Tensor | None, StepSymbols], Tensor]) -> None:
-        """Trace a function. Raises NotTraceable and leaves the tracer unchanged."""
+        """Trace a function. If it cannot be traced, raise NotTraceable and leave the tracer unchanged."""
         before = len(self._program)
         try:
             self._last = function(self._last, self._step)
@@ -77,8 +77,8 @@ class CompiledStack:
         self, x: Tensor | None, residual: Tensor, positions: Tensor, slot_mapping: Sequence[Tensor],
         attn_metadata: Sequence[AttentionMeta], adapters: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Apply the traced functions in order to x and residual [T, width]. `adapters` [T] int32: adapter slot of each
-        token, -1 for none; None if no token has one."""
+        """Run the traced functions in order, for x and residual [T, width], and return the last output [T, width]. adapters [T]
+        int32: adapter slot of each token, -1 for none; None if no token has an adapter."""
         out = torch.empty_like(residual)
         tables = [
             (slots, meta.query_start_loc, meta.seq_lens, meta.block_tables)

@@ -1,6 +1,6 @@
 """Copies between host and device, in stream order and without waiting.
 
-If the device has its own queue and memory, host memory must be pinned; on a CPU nothing is copied."""
+If a device has its own queue and memory, host memory must be pinned. On a CPU, nothing is copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_remote(device: torch.device) -> bool:
 
 
 def upload(target: Tensor, values: NDArray[Any]) -> None:
-    """Copy values to target, which has their shape."""
+    """Copy `values` to `target`, which has the same shape."""
     source = torch.from_numpy(values)
     if is_remote(target.device):
         source = source.pin_memory()  # the allocator keeps freed memory until the copy is done
@@ -33,7 +33,8 @@ def index_on(
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Start copying a tensor to the host. Read the result only after the work enqueued before has run."""
+    """Return a copy of `tensor` on the host, whose transfer is enqueued. Read the result only after the work enqueued before has
+    completed."""
     if not is_remote(tensor.device):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

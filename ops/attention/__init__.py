@@ -35,7 +35,7 @@ def _reads_cache(case: ShapeClass) -> str | None:
 
 
 def cache_refusal(device: torch.device, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """Return why the Triton kernels cannot read KV caches of this dtype and head size, or None if they can or `device` is no
+    """Return why the Triton kernels cannot read KV caches of this dtype and head size. None if they can, or if `device` is not a
     GPU."""
     if device.type != "cuda":
         return None
@@ -67,16 +67,17 @@ def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int | None = None,
     softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: str = CAUSAL,
 ) -> Tensor:  # fmt: skip
-    """Compute attention of q [T, Hq, D] over the paged context that `meta` describes, [T, Hq, D].
+    """Return attention [T, Hq, D] of q [T, Hq, D] over the paged context that `meta` describes.
 
-    k_cache, v_cache [num_blocks, Hkv, block_size, D]; Hq is a multiple of Hkv, query head h reads kv head h // (Hq // Hkv). Query i
-    of row r attends to the keys that `mask` (ops/attention/heads.py) allows: by default 0 to its own position, or only the last
-    `window` of them.
+    k_cache, v_cache [num_blocks, Hkv, block_size, D]. Hq is a multiple of Hkv; query head h reads KV head h // (Hq // Hkv). A query
+    attends to the keys that `mask` (ops/attention/heads.py) allows: by default all up to its own position, or the last `window` of
+    them.
 
     If `softcap` is set, scores s = q k^T * scale become softcap * tanh(s / softcap) (Gemma 2, 2024). sinks [Hq] float32: an extra
-    score of each head, which takes part in the softmax and contributes no value (GPT-OSS, 2025). alibi [Hq] float32: score of head
-    h is reduced by alibi[h] per token of distance, after any softcap (Press et al. 2021); the native CPU kernel leaves these to the
-    reference. Values of an fp8 cache are used unscaled: the caller applies their scales to `scale` and to the result."""
+    score of each head, which takes part in the softmax and contributes no value (GPT-OSS, 2025). alibi [Hq] float32: after any
+    softcap, scores of head h are reduced by alibi[h] per token of distance (Press et al. 2021); the native CPU kernel does not
+    support it. Values of an fp8 cache are used unscaled: the caller applies the scale of keys to `scale`, and that of values to the
+    result."""
     run = _paged_attention.runs[q.device, q.dtype, k_cache.dtype, q.shape[2], (), mask]
     if mask != CAUSAL:  # most kernels have no mask argument
         return run(q, k_cache, v_cache, meta, scale, window, softcap, sinks, alibi, mask)
@@ -89,10 +90,10 @@ def attend(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:  # fmt: skip
-    """Compute a layer's attention between its projections: per-head norms, rotary embedding, KV cache write, softmax(q k^T) v.
+    """Compute a layer's attention between its projections: norms of heads, rotary embedding, KV cache write, softmax(q k^T) v.
 
-    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; positions and slot_mapping [T] int64 as for `rope` and `store_kv`;
-    returns [T, Hq * D]. Every token's key is stored before any query of the step reads it."""
+    qkv [T, (Hq + 2 Hkv) * D] is overwritten. positions, slot_mapping [T] int64: see `rope` and `store_kv`. Returns [T, Hq * D].
+    Every token's key is stored before any query of the step reads it."""
     run = _attend.runs[qkv.device, qkv.dtype, k_cache.dtype, heads.head_size, (), heads.mask]
     return run(qkv, heads, positions, k_cache, v_cache, slot_mapping, meta)
 
@@ -101,7 +102,7 @@ def attend_blocks(
     qkv: Tensor, heads: AttentionHeads, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
     meta: AttentionMeta, blocks: Sequence[TokenBlock],
 ) -> Tensor:  # fmt: skip
-    """Attend as `attend` does, but let all tokens of a block attend to each other regardless of the mask."""
+    """Compute `attend`, but let all tokens of each block in `blocks` attend to each other regardless of the mask."""
     q, k, v = _turned(qkv, heads, positions)
     store_kv(k, v, k_cache, v_cache, slot_mapping, heads.kv_scales)
     k_scale, v_scale = read_scales(k_cache, heads.kv_scales)
@@ -125,7 +126,7 @@ def _attend_in_parts(
 
 
 def _turned(qkv: Tensor, heads: AttentionHeads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split qkv into q [T, Hq, D], k and v [T, Hkv, D]; q and k are normed and rotated."""
+    """Split qkv into q [T, Hq, D], k and v [T, Hkv, D], and apply norms and rotary embedding to q and k."""
     q, k, v = heads.split(qkv)
     if heads.norms is not None:
         q = rms_norm(q, heads.norms[0], heads.norm_eps)
@@ -135,10 +136,10 @@ def _turned(qkv: Tensor, heads: AttentionHeads, positions: Tensor) -> tuple[Tens
 
 
 def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: AttentionMeta) -> Tensor:
-    """Compute attention without a cache: a query attends to keys of its own step and row that `heads.mask` allows. All tokens
-    of a row must be in the step; context lengths and block tables of `meta` are not read.
+    """Compute attention without a cache: a query attends to keys of its own row in the step, as far as `heads.mask` allows. All
+    tokens of a row must be in the step. Context lengths and block tables of `meta` are not read.
 
-    qkv [T, (Hq + 2 Hkv) * D], which is overwritten; returns [T, Hq * D]."""
+    qkv [T, (Hq + 2 Hkv) * D] is overwritten. Returns [T, Hq * D]."""
     run = _attend_packed.runs[qkv.device, qkv.dtype, None, heads.head_size, (), heads.mask]
     return run(qkv, heads, positions, meta)
 
@@ -186,10 +187,11 @@ def attend_latent(
     slot_mapping: Tensor,
     meta: AttentionMeta,
 ) -> Tensor:
-    """Compute latent attention (`LatentHeads`, D = rank + P): store the step's keys, then attend with every head; [T, Hq, rank].
+    """Compute latent attention, D = rank + P (see `LatentHeads`): store the step's keys, then attend with every head. Returns [T,
+    Hq, rank].
 
-    q [T, Hq, D] and latent [T, D], contiguous; the last P dims of both are rotated in place. cache [num_blocks, 1, block_size, D];
-    positions and slot_mapping [T] int64 as for `rope` and `store_kv`."""
+    q [T, Hq, D] and latent [T, D] are contiguous; their last P dims are rotated in place. cache [num_blocks, 1, block_size, D].
+    positions, slot_mapping [T] int64: see `rope` and `store_kv`."""
     run = _attend_latent.runs[q.device, q.dtype, cache.dtype, heads.head_size]
     return run(q, latent, heads, positions, cache, slot_mapping, meta)
 

@@ -1,7 +1,7 @@
-"""Attention of single queries by decode.cu: from the qkv projection's output to the heads' results in one kernel.
+"""Attention of rows with one query by decode.cu: from the output of the qkv projection to the heads' results in one kernel.
 
-If every request has one query and earlier steps wrote its context (`meta.uniform`), the kernel also norms, rotates and
-stores. In steps with prompts it reads q and a cache that are already complete."""
+If every row has one query and earlier steps wrote its context (`meta.uniform`), the kernel also applies norms and rotary embedding
+and stores keys and values. In steps with prompts, q and the cache are already complete."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def decode(
     *,
     fused: bool,
 ) -> None:
-    """Compute attention of the requests with one query into out [T, Hq, D]; tokens of other requests are not written.
+    """Compute attention of the rows with one query into out [T, Hq, D]. Tokens of other rows are not written.
 
-    qkv [T, (Hq + 2 Hkv) * D] and the caches are bfloat16 or float16; caches may also be 8-bit (fp8 or int8). `fused`: q and
-    k are raw, k and v not yet stored."""
+    qkv [T, (Hq + 2 Hkv) * D] and the caches are bfloat16 or float16; caches may also be 8-bit (fp8 or int8). `fused`: q and k have
+    no norm and rotary embedding yet, and k and v are not stored yet."""
     num_requests = meta.seq_lens.shape[0]
     pairs = num_requests * heads.num_kv_heads
     number = NUMBERS.get(k_cache.dtype, "u16")
@@ -72,10 +72,10 @@ def decode(
 
 
 def choose(pairs: int, head_size: int, by: DecodeTuning, *, eight_bits: bool = False) -> tuple[DecodeBlock, int]:
-    """Return the block type, and the number of blocks per pair of request and KV head.
+    """Return (block type, number of blocks per pair of request and KV head).
 
-    With 8-bit caches a warp takes twice as many keys at a time, so that fewer warps idle at a context's end (one H200, fp8,
-    256 requests of 576 keys: 92 us with two warps, 105 with four)."""
+    With 8-bit caches a warp reads twice as many keys at a time, so that fewer warps idle at a context's end (one H200, fp8, 256
+    requests of 576 keys: 92 us with two warps, 105 us with four)."""
     if head_size == 256:
         block = by.head_size_256
     elif eight_bits:
@@ -86,8 +86,8 @@ def choose(pairs: int, head_size: int, by: DecodeTuning, *, eight_bits: bool = F
 
 
 def program_of(device: torch.device, number: str = "u16") -> Program:
-    """Return decode.cu compiled with the blocks that the tuning may choose. `number`: a value of NUMBERS for 8-bit caches,
-    whose kernels are not compiled ahead at start-up."""
+    """Return decode.cu, compiled with the blocks that the tuning may choose. `number`: a value of NUMBERS for 8-bit caches, whose
+    kernels are not compiled at start-up."""
     return _program(tuning.of(device).attention.decode, number)
 
 

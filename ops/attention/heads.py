@@ -25,13 +25,14 @@ def causal_only(case: ShapeClass) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionHeads:
-    """Heads of an attention layer. qkv rows contain `num_heads` query heads, then `num_kv_heads` key heads, then as many value
+    """Heads of an attention layer. A row of qkv has `num_heads` query heads, then `num_kv_heads` key heads, then as many value
     heads.
 
-    `norms`: weights [head_size] of the RMS norms of each q and k head, with `norm_eps`; None for no norm. cos_sin [max_pos, D_rot]
-    float32: D_rot / 2 cosines, then as many sines; D_rot 0 rotates nothing. `scale` multiplies q k^T; `window`, `softcap`, `sinks`,
-    `alibi` and `mask` as for `ops.paged_attention`. `relative_bias` [Hq, 2 * R - 1] float32, for `ops.attend_packed` only: entry R
-    - 1 + d is added to the score of a key d positions after its query (-R < d < R). `kv_scales` as for `ops.store_kv`."""
+    `norms`: weights [head_size] of the RMS norms of q heads and k heads, with `norm_eps`; None for no norm. cos_sin [max_pos,
+    D_rot] float32: D_rot / 2 cosines, then as many sines; with D_rot 0 nothing is rotated. `scale` multiplies q k^T. `window`,
+    `softcap`, `sinks`, `alibi`, `mask`: see `ops.paged_attention`. `relative_bias` [Hq, 2 * R - 1] float32, for
+    `ops.attend_packed` only: entry R - 1 + d is added to the score of a key d positions after its query (-R < d < R).
+    `kv_scales`: see `ops.store_kv`."""
 
     num_heads: int
     num_kv_heads: int
@@ -61,8 +62,8 @@ class AttentionHeads:
 # values are the first dims of its keys, stored once.
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """Heads of latent attention, D = rank + P. cos_sin [max_pos, P] float32 rotates the last P dims in pairs (2i, 2i + 1).
-    `scale` multiplies the scores. `kv_scale`: factor of the numbers in an fp8 cache (ops/kv/eight_bits.py)."""
+    """Heads of latent attention; the head size is D = rank + P. cos_sin [max_pos, P] float32 rotates the last P dims in pairs (2i,
+    2i + 1). `scale` multiplies the scores. `kv_scale`: factor of the numbers in an fp8 cache (ops/kv/eight_bits.py)."""
 
     num_heads: int
     rank: int

@@ -1,8 +1,8 @@
-"""A layer's attention on CUDA, from the qkv projection's output to the heads' results: chooses a kernel for each kind of row.
+"""Attention of a layer on CUDA, from the output of the qkv projection to the heads' results. Chooses a kernel for each kind of row.
 
-A step of single queries is one kernel. Otherwise norms, rotation and storing run first, for all tokens. Then rows with one
-query, rows with many and rows in between each have a kernel; an fp8 context of long rows is first widened to 16 bits. The
-device reads which rows are which, so one captured step serves any mix."""
+A step in which every row has one query is one kernel. Otherwise norms, rotation and storing run first, for all tokens. Then three
+kernels compute rows with one query, rows with many queries, and rows in between. An fp8 context of long rows is first converted to
+16 bits. The device reads which rows belong to which kernel, so one captured step serves any mix."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def attend(
 
 
 def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, meta: AttentionMeta) -> int:
-    """Return the number of queries from which prefill.cu computes a row. In a captured step lengths are unknown: prefill.cu
-    computes all rows but single queries, to save the launch of a second kernel. With an fp8 cache it always does: another
-    kernel rounds otherwise, and a captured step would choose other tokens than an uncaptured one."""
+    """Return the number of queries from which prefill.cu computes a row. In a captured step, lengths are unknown; prefill.cu then
+    computes all rows except single queries, which saves the launch of a second kernel. With an fp8 cache it always does so. The
+    other kernel rounds differently, and a captured step would choose other tokens than an uncaptured one."""
     min_queries = tuning.of(qkv.device).attention.min_prefill_queries
     if meta.max_query_len < min_queries or program.missing_for_hopper():
         return triton_paged.NEVER
@@ -81,7 +81,8 @@ def _min_prefill_queries(qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, me
 def _widened(
     qkv: Tensor, heads: AttentionHeads, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta
 ) -> triton_widened.Widened | None:
-    """Return the fp8 cache of long rows widened to 16 bits, or None if there is none, or if a window hides part of it."""
+    """Return the fp8 cache of long rows, converted to 16 bits. None if there are no long rows, or if a window hides part of the
+    context."""
     max_pages = _max_widened_pages(qkv, k_cache, meta)
     if k_cache.dtype != FP8 or heads.window is not None or not max_pages:
         return None

@@ -1,6 +1,6 @@
 """AttentionMeta: maps the tokens of a step to sequences, and the sequences' context to KV cache blocks.
 
-Built once per step and shared by every layer. It contains no tensor of a layer."""
+It is built once per step and used by every layer. It contains no tensor of a layer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:
-    """Requests of a step by batch index, T tokens in total; empty requests at the end are padding.
+    """Rows of a step by batch index, with T tokens in total. Empty rows at the end are padding.
 
-    query_start_loc [R + 1] int32, from 0 to T, non-decreasing: request r has tokens query_start_loc[r] to query_start_loc[r +
-    1]. seq_lens [R] int32: tokens in context including this step's. block_tables [*, max_blocks] int32: entry b of a request's
-    table holds positions b * block_size and on; request r reads table `rows[r]` (rows [R] int32, below 0 for padding), or table
-    r if `rows` is None. Query i of request r is at position seq_lens[r] - query_len[r] + i. `max_query_len` and `max_seq_len`
-    are upper bounds.
-
-    `prefix_lens` [R] int32: tokens of each row that attend to each other under a "prefix_full" mask, None if no layer has one.
-
-    `spans`: (first token, end, seq_len) of each request, for planning on the host; None in a captured graph, whose requests
-    change. `uniform`: every request has one query, and earlier steps have written all of its context except that token."""
+    - query_start_loc [R + 1] int32, from 0 to T, non-decreasing: row r has tokens query_start_loc[r] to query_start_loc[r + 1]
+    - seq_lens [R] int32: tokens in context, including this step's; query i of row r is at position seq_lens[r] - query_len[r] + i
+    - block_tables [*, max_blocks] int32: entry b of a table is the block with positions b * block_size and on
+    - rows [R] int32: row r uses table rows[r], below 0 for padding; None: table r
+    - max_query_len, max_seq_len: upper bounds
+    - prefix_lens [R] int32: tokens of each row that attend to each other under a "prefix_full" mask; None if no layer has one
+    - spans: (first token, end, seq_len) of each row, for planning on the host; None in a captured graph, whose rows change
+    - uniform: every row has one query, and earlier steps have written all of its context except that token"""
 
     query_start_loc: Tensor
     seq_lens: Tensor
@@ -43,18 +41,18 @@ class AttentionMeta:
 # not support chunks: the part of a request in one chunk becomes a separate request, whose context starts with the
 # chunk. This is computed on the device, so a captured graph can contain it.
 def max_pieces(num_tokens: int, num_rows: int, chunk: int) -> int:
-    """Return the largest number of pieces into which `in_chunks` can cut `num_rows` requests of `num_tokens` queries in all."""
+    """Return the maximum number of pieces into which `in_chunks` can divide `num_rows` rows with `num_tokens` queries in total."""
     return num_rows + min(num_rows, num_tokens // 2) + num_tokens // chunk
 
 
 def in_chunks(
     metas: Sequence[AttentionMeta], positions: Tensor, chunk: int, block_size: int, num_pieces: int
 ) -> list[AttentionMeta]:
-    """Cut requests into `num_pieces` requests that each attend within one chunk; the last pieces may be empty. Requests of one
-    query keep their number.
+    """Divide rows into `num_pieces` pieces, rows that each attend within one chunk. The last pieces may be empty. Rows of one query
+    keep their index.
 
-    `metas`: equal but for their block tables. positions [T] int64: positions of the tokens; entries after the last request
-    are ignored. `chunk`: tokens, a multiple of `block_size`, the tokens of a block table's entry."""
+    `metas`: equal except for their block tables. positions [T] int64: positions of the tokens; entries after the last row are
+    ignored. `chunk`: size of a chunk in tokens, a multiple of `block_size`, the tokens of a block."""
     meta = metas[0]
     if meta.max_query_len == 1:
         query_start_loc, last = meta.query_start_loc, meta.seq_lens - 1
@@ -86,8 +84,8 @@ def in_chunks(
 
 
 def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) -> tuple[Tensor, Tensor]:
-    """Return the boundaries of the pieces [num_pieces + 1] int32 and the request of each token [T]. If positions make more
-    pieces than `num_pieces` (uninitialised positions while kernels are compiled), the excess pieces are empty."""
+    """Return the boundaries of the pieces [num_pieces + 1] int32, and the row of each token [T]. While kernels are compiled,
+    positions are uninitialised and may make more pieces than `num_pieces`; the excess is ignored."""
     starts, tokens = meta.query_start_loc, torch.arange(len(positions), dtype=torch.int32, device=positions.device)
     end = starts[-1]
     request_of_token = (torch.searchsorted(starts, tokens, right=True) - 1).clamp(max=len(starts) - 2)
@@ -98,8 +96,8 @@ def _cut(meta: AttentionMeta, positions: Tensor, chunk: int, num_pieces: int) ->
 
 
 def across(meta: AttentionMeta, num_tokens: int, num_keys: int) -> AttentionMeta:
-    """Return metadata for cross-attention by causal kernels: each of the T = `num_tokens` queries becomes a request of its
-    own that attends to all `num_keys` keys of its request's block table. The host reads no tensor."""
+    """Return metadata for cross-attention by causal kernels. Each of the T = `num_tokens` queries becomes a row that attends to all
+    `num_keys` keys of its row's block table. The host reads no tensor."""
     if meta.max_query_len == 1:
         lens = torch.full_like(meta.seq_lens, num_keys)
         if meta.rows is not None:
@@ -127,7 +125,7 @@ _times: ContextVar[float] = ContextVar("times", default=1.0)
 
 @contextmanager
 def caches_stand_for(times: float) -> Iterator[None]:
-    """Choose kernels on this thread as if KV caches were `times` as large."""
+    """Context manager in which kernels are chosen, on this thread, as if KV caches were `times` as large."""
     before = _times.set(times)
     try:
         yield
@@ -136,5 +134,5 @@ def caches_stand_for(times: float) -> Iterator[None]:
 
 
 def num_elements(cache: Tensor) -> float:
-    """Return the number of elements of the larger cache that `cache` represents inside `caches_stand_for`."""
+    """Return the number of elements of `cache`, multiplied by the factor of `caches_stand_for`."""
     return cache.numel() * _times.get()

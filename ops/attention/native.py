@@ -1,7 +1,7 @@
-"""Attention by oneloop_native: one kernel for prompt chunks and decodes, float32 math, float32, bfloat16 or int8 cache. A
+"""Attention by oneloop_native: one kernel for prompt chunks and decodes, with float32 math and a float32, bfloat16 or int8 cache. A
 second kernel attends within a step, without a cache, under a full mask.
 
-A query's result depends on its own keys only, in position order: not on the other rows or on the chunking."""
+A query's result depends only on its own keys, in order of position, and not on other rows or on chunking."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Attention within a step by torch's fused kernel, without a score matrix in memory. Neighbouring rows of one length share a
-call: equal lengths cost no more than a padded batch, and nothing is padded. If torch is limited to one thread, Python threads
-share the heads, because torch's own threads would spin on the cores of the native kernels.
+"""Attention within a step by torch's fused kernel, without a score matrix in memory. Adjacent rows of equal length share a call, so
+nothing is padded. If torch is limited to one thread, Python threads share the heads, because torch's own threads would spin on the
+cores of the native kernels.
 
-Supports full masks with windows and relative biases; other cases use the reference."""
+Supports full masks with windows and relative biases; the reference computes other cases."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, heads
 
 
 class _Run(NamedTuple):
-    """Rows of one length: queries and out [R, Hq, n, D], keys and values [R, Hkv, n, D], and the additive mask."""
+    """Rows of equal length n: queries and out [R, Hq, n, D], keys and values [R, Hkv, n, D], and the additive mask."""
 
     queries: Tensor
     keys: Tensor
@@ -87,7 +87,7 @@ def _shares(heads: AttentionHeads, count: int) -> list[tuple[slice, slice]]:
 
 
 def _runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of neighbouring rows of equal length: first token, number of rows, length."""
+    """Yield (first token, number of rows, length) for each run of adjacent rows of equal length."""
     for length, rows in groupby(pairwise(starts), key=lambda row: row[1] - row[0]):
         first, *others = rows
         if length:

@@ -1,7 +1,7 @@
-"""Attention of rows with many queries on Hopper by prefill.cu: one launch for any lengths and contexts, read on the device.
+"""Attention of rows with many queries on Hopper by prefill.cu: one launch for any lengths and contexts.
 
-Keys and values, including the step's own, are read from the paged cache. The host reads no lengths, so a captured graph can
-contain the launch. An fp8 cache is read directly and computed with in float16."""
+Keys and values, including the step's own, are read from the paged cache. The device reads the lengths, so a captured graph can
+contain the launch. An fp8 cache is read directly, and computed with in float16."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_WINDOW = 2**30
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """Instance of prefill.cu for heads of up to `lanes` dims, with `keys` keys per iteration."""
+    """Instance of prefill.cu for heads of up to `lanes` dims. An iteration reads `keys` keys."""
 
     lanes: int
     keys: int
@@ -70,7 +70,7 @@ CODED_TILES = (PrefillTile(64, 128, 2, 8), PrefillTile(128, 128, 2, 3, 7), Prefi
 
 
 def _instructions(tile: PrefillTile) -> tuple[str, str]:
-    """Return a tile's two matrix instructions as source text: C++ templates cannot vary the number of their operands."""
+    """Return the source text of a tile's two matrix instructions. C++ templates cannot vary the number of their operands."""
     kind = ".f32.f16.f16" if tile.slots else '.f32." HALF "." HALF "'
     scores, mixed = tile.keys // 2, tile.lanes // 2
     return (
@@ -143,11 +143,12 @@ def prefill(
     min_queries: int,
     widened: Widened | None = None,
 ) -> None:
-    """Compute rows of at least `min_queries` queries, of at most MAX_REQUESTS rows, into out [T, Hq, D]; other tokens are not
-    written.
+    """Compute rows with at least `min_queries` queries into out [T, Hq, D]; other tokens are not written. At most MAX_REQUESTS
+    rows.
 
-    qkv [T, (Hq + 2 Hkv) * D] bfloat16 or float16, as are the caches [num_blocks, Hkv, 16, D], unless these are fp8. q must
-    be normed and rotated, k and v stored. `widened`: pages of an fp8 cache already converted to 16 bits."""
+    qkv [T, (Hq + 2 Hkv) * D] and the caches [num_blocks, Hkv, 16, D] are bfloat16 or float16; caches may also be fp8. Norms and
+    rotary embedding must have been applied to q, and k and v must have been stored. `widened`: pages of an fp8 cache that were
+    converted to 16 bits."""
     scales = read_scales(k_cache, heads.kv_scales)
     first_pages = None
     if widened is not None:
@@ -184,7 +185,8 @@ def _cache_map(cache: Tensor, num_keys: int) -> TensorMap:
 
 @functools.cache
 def _counters(device: torch.device) -> Tensor:
-    """Return counters of assigned tiles and finished blocks, which every launch resets. Launches must share one stream."""
+    """Return the device's counters of assigned tiles and finished blocks. Every launch resets them, so launches must share a
+    stream."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 

@@ -1,7 +1,7 @@
 """Attention in plain torch, over the paged cache or within a step: softmax(q k^T) v, row by row, under any mask.
 
-Any float dtype, any device, and int8 caches; math in float32, or float64 for float64 queries. It reads the row lengths on
-the host."""
+Supports any float dtype, any device, and int8 caches. Computes in float32, or in float64 for float64 queries. The host reads the
+row lengths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def packed_attention(
 
 
 def _prefixes(meta: AttentionMeta, mask: str) -> list[int]:
-    """Return each request's number of prefix tokens, which attend to each other. Raises ValueError if the mask requires
+    """Return the number of prefix tokens of each row, which attend to each other. Raises ValueError if the mask requires
     `prefix_lens` and `meta` has none."""
     if mask != PREFIX_FULL:
         return [0] * (len(meta.query_start_loc) - 1)
@@ -67,8 +67,8 @@ def _attend_row(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None, alibi: Tensor | None, mask: str, prefix_len: int, relative_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute one row's attention: q [n, Hq, D] are the last n tokens of keys and values [Hkv, context, D] -> [n, Hq, D]. Raises
-    ValueError if the mask lets queries attend to keys of a later step, or did so in an earlier step."""
+    """Return the attention [n, Hq, D] of one row. q [n, Hq, D] are its last n tokens; keys and values [Hkv, context, D]. Raises
+    ValueError if the mask lets these queries attend to keys of a later step, or queries of an earlier step attend to these keys."""
     num_queries, context_len = len(q), keys.shape[1]
     begin = context_len - num_queries
     late = begin if mask == FULL else begin < prefix_len and (begin or context_len < prefix_len)
@@ -113,8 +113,8 @@ def attend_hidden(
     q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float | None, sinks: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Compute attention of q [n, Hq, D] over keys and values [Hkv, context, D] -> [n, Hq, D]. hidden [n, context] bool: keys
-    masked out for each query. bias [Hq, n, context] is added to the scores."""
+    """Return attention [n, Hq, D] of q [n, Hq, D] over keys and values [Hkv, context, D]. hidden [n, context] bool: keys that a
+    query does not attend to. bias [Hq, n, context] is added to the scores."""
     wide = torch.promote_types(q.dtype, torch.float32)
     num_queries, num_heads, head_size = q.shape
     groups = q.to(wide).transpose(0, 1).reshape(keys.shape[0], -1, head_size)  # query heads of a kv head are adjacent
@@ -134,8 +134,8 @@ def attend_hidden(
 # Attention in which blocks of a step's tokens attend to each other completely, as of an image (Gemma 3, 2025): first
 # causal attention by any kernel, then each block is recomputed. Keys and values must be stored.
 class TokenBlock(NamedTuple):
-    """Tokens [start, stop) of a step that attend to each other. `table`: index of their request's block table. `position`:
-    position of the first token. `in_window`: they attend within a layer's window only."""
+    """Tokens [start, stop) of a step that attend to each other. `table`: index of their row's block table. `position`: position of
+    the first token. `in_window`: they attend only within a layer's window."""
 
     table: int
     start: int
@@ -148,8 +148,8 @@ def mix_blocks(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, heads: AttentionHeads, blocks: Sequence[TokenBlock],
     out: Tensor,
 ) -> None:  # fmt: skip
-    """Overwrite `out` [T, Hq, D] for tokens of `blocks`: each attends to all positions before its block's end, within a
-    window if set. q [T, Hq, D], rotated; keys and values are stored already."""
+    """Overwrite out [T, Hq, D] for the tokens of `blocks`. Each attends to all positions before its block's end, or within the
+    window. q [T, Hq, D] is rotated; keys and values are already stored."""
     for table, start, stop, position, in_window in blocks:
         window = heads.window if in_window else None
         end = position + stop - start

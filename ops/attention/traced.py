@@ -1,4 +1,4 @@
-"""A layer's attention as one call of a compiled stack."""
+"""Recording of a layer's attention as one call of a traced stack."""
 
 from __future__ import annotations
 

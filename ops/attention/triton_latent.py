@@ -1,7 +1,8 @@
-"""Latent attention in Triton: all heads of a token read the same keys, whose first dims are the values, loaded once for both.
+"""Latent attention in Triton. All heads of a token read the same keys, whose first dims are the values, so they are loaded once for
+both.
 
-As in `triton_paged.py`, lengths and tables are read on the device and grids depend on shapes only. Requests of one query
-split their context over programs; longer ones are divided into tiles of queries. A row of a product is a query and a head."""
+As in `triton_paged.py`, the device reads lengths and tables, and grids depend on shapes only. For rows of one query, several
+programs share the context. Longer rows are divided into tiles of queries. A row of a matrix product is one head of one query."""
 
 from __future__ import annotations
 

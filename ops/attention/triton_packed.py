@@ -1,5 +1,5 @@
-"""Attention within a step in Triton: rows of any lengths, without padding or cache. A query attends to its whole row, or to
-a window on both sides. Lengths are read on the device."""
+"""Attention within a step in Triton: rows of any length, without padding or cache. A query attends to its whole row, or to a window
+on both sides. The device reads the lengths."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def attend_packed(qkv: Tensor, heads: AttentionHeads, positions: Tensor, meta: A
 
 
 def _one_length(qkv: Tensor, heads: AttentionHeads, meta: AttentionMeta, lanes: int) -> int | None:
-    """Return the common length of all requests if it is available on the host and torch's kernel is faster, else None. On an
-    H200 torch takes 0.24 ms for 4,096 patches of SigLIP (16 heads of 72) and our kernel, which pads heads to 128, 0.52 ms."""
+    """Return the common length of all rows, if the host knows it and torch's kernel is faster; else None. On an H200, torch takes
+    0.24 ms for 4,096 patches of SigLIP (16 heads of 72), and our kernel, which pads heads to 128, 0.52 ms."""
     if not meta.spans or qkv.dtype == torch.float32 or lanes == heads.head_size or heads.head_size < 64:
         return None
     if heads.window or heads.softcap or heads.sinks is not None or heads.relative_bias is not None:

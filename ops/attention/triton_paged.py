@@ -1,10 +1,10 @@
-"""Paged attention in Triton for any mix of requests: one kernel for requests with one query, one for longer spans.
+"""Paged attention in Triton for any mix of rows: one kernel for rows with one query, and one for rows with more.
 
-Both read lengths and tables from device memory, and grids depend on shapes alone, so a captured graph serves any mix. Decode
-packs the query heads of a KV head into one matrix product, splits the context over programs to fill the device at small
-batches and merges the parts (Dao et al. 2023, Flash-Decoding). Spans are cut into tiles of queries that iterate over their
-context with a running softmax (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2): first keys visible to every query
-of the tile, unmasked, then those on the diagonal."""
+Both read lengths and tables from device memory, and grids depend on shapes only, so a captured graph serves any mix. For single
+queries, the query heads of a KV head are one matrix product. At small batches, the context is split over programs to fill the
+device, and the parts are merged (Dao et al. 2023, Flash-Decoding). Longer rows are divided into tiles of queries that iterate over
+their context with a running softmax (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2): first over the keys that every query
+of the tile sees, without a mask, then over the others."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def is_wide(cache: Tensor) -> bool:
 
 
 def num_splits_for(num_programs: int, max_context: int, min_keys: int, by: Tuning) -> int:
-    """Return into how many parts, a power of two, to split a context: enough to fill the device, each of at least `min_keys`
+    """Return the number of parts of a context, a power of two. They are enough to fill the device, and each has at least `min_keys`
     keys."""
     wanted = by.attention.programs_per_multiprocessor * by.multiprocessors // max(1, num_programs)
     most = triton.next_power_of_2(triton.cdiv(max_context, min_keys))
@@ -150,7 +150,7 @@ NEVER = 2**31 - 1
 
 
 class Limits(TypedDict):
-    """Constants of a kernel that limit attention. 0 means no limit, so that heads without limits compile to code without checks."""
+    """Compile-time constants that limit attention. 0 means no limit; heads without limits then compile to code without checks."""
 
     WINDOW: int
     SOFTCAP: float
@@ -369,11 +369,11 @@ def paged_attention(
     singles: bool = True,
     out_scale: float = 1.0,
 ) -> Tensor:
-    """Compute `ops.paged_attention` for q [T, Hq, D] with a contiguous last dim.
+    """Compute `ops.paged_attention` for q [T, Hq, D], whose last dim is contiguous.
 
-    `scale` is positive. Padding in the result is undefined. `out` [T, Hq, D] contiguous: written to instead of a new tensor.
-    `out_scale` multiplies the result. Rows of more than `max_queries` queries are skipped, since another kernel computes
-    them; so are rows of one query unless `singles`."""
+    `scale` is positive. Results of padding tokens are undefined. `out` [T, Hq, D] contiguous: written instead of a new tensor.
+    `out_scale` multiplies the result. Rows of more than `max_queries` queries are skipped, because another kernel computes them.
+    Rows of one query are skipped unless `singles`."""
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_tokens, num_requests = q.shape[0], meta.seq_lens.shape[0]
@@ -449,7 +449,8 @@ def _run_extend(
 
 
 def choose_tiles(dtype: torch.dtype, lanes: int, num_rows: int, by: PagedTuning, multiprocessors: int) -> QueryTiles:
-    """Return the tile sizes for `num_rows`, queries times heads: large ones if there is one for each multiprocessor."""
+    """Return the tile sizes for `num_rows` queries times heads. Large tiles are chosen if there is at least one for each
+    multiprocessor."""
     if dtype == torch.float32:
         return by.float32_prefill[lanes]
     large = by.prefill[lanes]

@@ -1,7 +1,7 @@
-"""Widening of an fp8 cache to 16 bits for long prompts, for the duration of one layer. Each page is widened once; prefill.cu
-would widen it again for every tile of queries and every head.
+"""Conversion of an fp8 cache to 16 bits for long prompts, during one layer. Each page is converted once, whereas prefill.cu would
+convert it for every tile of queries and every head.
 
-The device decides which pages are widened and whether they fit, so a captured graph can contain it."""
+The device decides which pages are converted and whether they fit, so a captured graph can contain it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _REQUESTS = 2048  # maximum of prefill.cu; one kernel for all counts, compiled b
 
 
 class Widened(NamedTuple):
-    """Keys and values [pages, Hkv, 16, D] of an fp8 cache in 16 bits, without their scales. first_pages [R] int32: the first
-    page of each request, negative if its pages are not widened."""
+    """Keys and values [pages, Hkv, 16, D] of an fp8 cache in 16 bits, without their scales. first_pages [R] int32: first page of
+    each row, negative if the row's pages are not converted."""
 
     keys: Tensor
     values: Tensor
@@ -68,8 +68,8 @@ def widen(
     k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, dtype: torch.dtype, min_queries: int, max_pages: int,
     num_programs: int,
 ) -> Widened:  # fmt: skip
-    """Convert the fp8 caches [num_blocks, Hkv, 16, D] of requests with at least `min_queries` queries to 16 bits, for as
-    many of them as fit into `max_pages` pages. `dtype` must represent all fp8 numbers. At most 2048 requests in total."""
+    """Convert the fp8 caches [num_blocks, Hkv, 16, D] of rows with at least `min_queries` queries to 16 bits, as many as fit in
+    `max_pages` pages. `dtype` must represent all fp8 numbers. At most 2048 rows."""
     shape, device, num_requests = k_cache.shape[1:], k_cache.device, meta.seq_lens.shape[0]
     keys, values = (torch.empty((max_pages, *shape), dtype=dtype, device=device) for _ in "kv")
     first_pages = torch.empty(num_requests, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Linear layers: preparation of weights for the chosen kernel, once at load, and the products with them."""
+"""Linear layers: preparation of weights for the chosen kernel, once at load, and products with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _each_is_read(case: ShapeClass) -> str | None:
 
 
 def _prepare_each(stored: Stored) -> LinearWeight:
-    """Prepare parts in several formats. Quantised parts use the activations' dtype of the plain parts, or the device's."""
+    """Prepare parts in several formats. The dtype of activations is that of the plain parts, or bfloat16 if there are none."""
     parts = parts_of(stored)
     dtype = next((part.format.dtype for part in parts if part.format.dtype is not None), torch.bfloat16)
     return SideBySide(stored, lambda run: prepare_linear(run, dtype))
@@ -55,11 +55,12 @@ _prepare_heads = Op(
 
 
 def prepare_linear(stored: Stored, activations: torch.dtype | None = None) -> LinearWeight:
-    """Convert a weight and its bias to the form that the chosen kernel reads; several parts are stacked by rows. Done once at load;
-    the originals may be dropped afterwards. `activations`: dtype of activations and biases, by default the dtype of plain weights,
-    float32 for quantised ones.
+    """Convert a weight and its bias to the form that the chosen kernel reads. Several parts are stacked by rows. This is done once
+    at load; the originals may be dropped afterwards. `activations`: dtype of activations and biases. By default it is the dtype of
+    plain weights, or float32 for quantised ones.
 
-    Raises NotImplementedError if no kernel supports the formats (`linear_refusal`), ValueError for values that it cannot store."""
+    Raises NotImplementedError if no kernel supports the formats (`linear_refusal`), and ValueError for values that it cannot
+    store."""
     parts = parts_of(stored)
     formats = formats_of(parts)
     dtype = activations or parts[0].format.dtype or torch.float32
@@ -68,13 +69,14 @@ def prepare_linear(stored: Stored, activations: torch.dtype | None = None) -> Li
 
 
 def linear_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
-    """Return why `prepare_linear` does not support rows in these formats, for this activation dtype and device, or None."""
+    """Return why `prepare_linear` does not support rows in these formats for this dtype of activations and device; None if it
+    does."""
     case = ShapeClass(device.type, activations, weight=tuple(formats), capability=capability(device))
     return _prepare_linear.refusal(case)
 
 
 def embedding_refusal(formats: Iterable[WeightFormat], activations: torch.dtype, device: torch.device) -> str | None:
-    """Return why the formats cannot be an embedding, whose rows are read one by one, or None; see `linear_refusal`."""
+    """Return why these formats cannot be an embedding, whose rows are read one by one; None if they can. See `linear_refusal`."""
     formats = tuple(formats)
     if not CODED.isdisjoint(formats) or (device.type != "cpu" and any(each.dtype is None for each in formats)):
         return "an embedding's rows are read as plain numbers"
@@ -82,27 +84,27 @@ def embedding_refusal(formats: Iterable[WeightFormat], activations: torch.dtype,
 
 
 def linear(x: Tensor | RoundedRows, w: LinearWeight) -> Tensor:
-    """Return x @ weight.T + bias for x [T, K], as [T, N] in the prepared dtype. T may be 0. Rounded rows: from
-    `normed_for(..., w)`."""
+    """Return x @ weight.T + bias [T, N] for x [T, K]. T may be 0. x may also be quantised rows, a result of `normed_for(w,
+    ...)`."""
     return w.matmul_rounded(x) if isinstance(x, RoundedRows) else w.matmul(x)
 
 
 def normed_for(
     w: LinearWeight, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
 ) -> Tensor | RoundedRows:  # fmt: skip
-    """Return `rms_norm(residual, weight, eps)`, or with x `add_rms_norm(x, residual, weight, eps)`, for a linear layer of
-    `w` only: rounded in the same pass if that layer would round it."""
+    """Return the RMS norm of `residual`, after adding x to it in place if x is given. The result is for `linear(..., w)` only: if
+    that would quantise it, it is quantised in the same kernel."""
     return w.normed(x, residual, weight, eps)
 
 
 def activated_linear(x: Tensor, w: LinearWeight, activation: str) -> Tensor:
-    """Return activate(linear(x, w), activation) for x [T, K], as [T, N]."""
+    """Return `activate(linear(x, w), activation)` [T, N] for x [T, K]."""
     out = w.activated_matmul(x, activation)
     return activate(w.matmul(x), activation) if out is None else out
 
 
 def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor:
-    """Return gated(linear(x, w), activation) for x [T, K], as [T, N / 2]. Rows of w are the gates, then as many ups."""
+    """Return `gated(linear(x, w), activation)` [T, N / 2] for x [T, K]. The first half of w's rows is gate, the second up."""
     if activation != "silu":
         return gated(w.matmul(x), activation)
     out = w.gated_matmul(x)
@@ -110,7 +112,7 @@ def gated_linear(x: Tensor, w: LinearWeight, activation: str = "silu") -> Tensor
 
 
 def gated_mlp(x: Tensor | RoundedRows, gate_up: LinearWeight, down: LinearWeight, activation: str = "silu") -> Tensor:
-    """Return linear(gated_linear(x, gate_up, activation), down) for x [T, K], as [T, down's N]."""
+    """Return `linear(gated_linear(x, gate_up, activation), down)` [T, N] for x [T, K], where N is the output size of `down`."""
     if activation != "silu":
         return down.matmul(gated(linear(x, gate_up), activation))
     inner = gate_up.gated_matmul_rounded(x) if isinstance(x, RoundedRows) else gate_up.gated_matmul(x)
@@ -118,10 +120,10 @@ def gated_mlp(x: Tensor | RoundedRows, gate_up: LinearWeight, down: LinearWeight
 
 
 def prepare_heads(weight: Tensor) -> HeadsWeight:
-    """Convert weight [heads, N, K], one matrix per head, to the form that the chosen kernel reads."""
+    """Convert weight [heads, N, K], which has one matrix per head, to the form that the chosen kernel reads."""
     return _prepare_heads.runs[weight.device, weight.dtype](weight)
 
 
 def linear_by_head(x: Tensor, w: HeadsWeight) -> Tensor:
-    """Multiply x [T, heads, K] by each head's own matrix -> [T, heads, N]."""
+    """Return x [T, heads, K] multiplied by each head's own matrix: [T, heads, N]."""
     return w.matmul(x)

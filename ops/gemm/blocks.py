@@ -1,8 +1,8 @@
-"""Weight in codes and scales, converted to ggml's blocks of 32 columns for the compiled CPU kernels.
+"""Conversion of a coded weight to ggml's blocks of 32 columns, for the compiled CPU kernels.
 
-Codes are unchanged. Scales become float16, and so do offsets of 4-bit codes with a zero point (scale * zero point), with an
-error below a hundredth of a quantisation step. Table codes (nf4, fp4, e2m1) have no such block: their values are rounded to
-8 bits, with an error of at most 1/254 of a block's largest value, which is logged once."""
+Codes are unchanged. Scales become float16, as do offsets (scale * zero point) of 4-bit codes with a zero point. The error is below
+a hundredth of a quantisation step. Codes with a table (nf4, fp4, e2m1) have no such block type. Their values are rounded to 8 bits,
+with an error of at most 1/254 of a block's largest value, which is logged once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _HALF_ERROR = 2.0**-10  # relative error of a scale: twice that of rounding to f
 
 
 def as_blocks(stored: StoredWeight) -> StoredWeight:
-    """Convert codes "w4", "q4" and "w8" to Q4_0, Q4_1 or Q8_0, and other DECODED formats to values to be rounded to 8 bits.
-    Falls back to float32 if columns are reordered, blocks would span groups, or float16 cannot represent the scales."""
+    """Convert codes "w4", "q4" and "w8" to blocks Q4_0, Q4_1 or Q8_0, and other coded formats to values to be rounded to 8 bits.
+    Convert to float32 if columns are reordered, blocks would span groups, or float16 cannot represent the scales."""
     if stored.format in DECODED - {Q4}:
         _tell(stored.format)
         return StoredWeight.int8(dequantize(stored), stored.bias)

@@ -1,6 +1,6 @@
-"""Linear layers with a separate matrix per head: a batch of small matrices.
+"""Linear layers with a separate small matrix for each head.
 
-On the CPU each is packed like any linear layer, so a token's result does not depend on other tokens of the step."""
+On a CPU, each matrix is packed like any linear layer, so a token's result does not depend on other tokens of the step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HeadsWeight(ABC):
 
     @abstractmethod
     def refill(self, weight: Tensor) -> None:
-        """Replace the weights by others [heads, N, K]. Raises ValueError for another shape."""
+        """Replace the weights by `weight` [heads, N, K]. Raises ValueError if the shape differs."""
 
 
 class NativeHeadsWeight(HeadsWeight):

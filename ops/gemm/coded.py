@@ -1,9 +1,11 @@
-"""Linear layers on CUDA whose weight stays in codes (`ops.stored.CODED`), or in ggml's blocks, which are converted to such codes.
+"""Linear layers on CUDA whose weight stays in codes (`ops.stored.CODED`), or in ggml's blocks, which are converted to codes.
 
-The layout is pieces if tiled_w4.cu on Hopper multiplies the weight, otherwise rows. For few rows of x the kernel streams codes
-(few_rows_coded.cu) and x stays in 16 bits. For more rows, x is quantised for fp8 and w8 codes, which tensor cores support directly:
-cuBLAS multiplies fp8 with one scale per row, tiled_fp8.cu in groups of 128 columns on Hopper; other groups and int8 use Triton. For
-other codes x stays in 16 bits. With so many rows that the product is compute-bound, the weight is dequantised for one product."""
+The weight's layout is pieces if tiled_w4.cu multiplies it (on Hopper), otherwise rows.
+
+- Few rows of x: few_rows_coded.cu streams the codes, and x stays in 16 bits.
+- More rows, fp8 and w8: x is quantised, because tensor cores support these codes. cuBLAS multiplies fp8 with one scale per row,
+  and on Hopper tiled_fp8.cu fp8 with scales per 128 columns. Triton computes other groups and int8.
+- More rows, other codes: x stays in 16 bits. If the product is compute-bound, the weight is dequantised for one product."""
 
 from __future__ import annotations
 
@@ -36,14 +38,15 @@ _HOPPER = (9, 0)
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Return a refusal unless all rows are codes of one kind, or blocks that are converted to such codes."""
+    """Return why the weight is not supported, or None. All rows must be codes of one kind, or blocks that are converted to such
+    codes."""
     if len(case.weight) != 1:
         return "it reads weights in codes and scales, all of one kind"
     return _refusal(case, frozenset({Q4_0}))
 
 
 def supports_experts(case: ShapeClass) -> str | None:
-    """Return a refusal unless each weight is in codes or blocks of a supported kind."""
+    """Return why the experts' weights are not supported, or None. Each must be in codes or blocks of a supported kind."""
     return _refusal(case, frozenset())
 
 
@@ -75,7 +78,8 @@ def prepare(stored: Stored) -> LinearWeight:
 
 
 class CodedLinearWeight(LinearWeight):
-    """Weight of parts in codes of one kind, stacked by rows. Stored by role as `lay` returns it, and refilled in place."""
+    """Weight of several parts in codes of one kind, stacked by rows. It is stored by role, as returned by `lay`, and refilled in
+    place."""
 
     in_pieces: bool
 
@@ -123,7 +127,7 @@ class CodedLinearWeight(LinearWeight):
 
 
 class TiledLinearWeight(CodedLinearWeight):
-    """Coded weight in the pieces of pieces.py."""
+    """Coded weight in the layout of pieces.py."""
 
     in_pieces = True
 
@@ -152,12 +156,13 @@ class TiledLinearWeight(CodedLinearWeight):
         return few and few_rows_coded.fits(self.codes, self.out_features, self.in_features, self.groups)
 
     def _is_tiled(self, x: Tensor) -> bool:
-        """Return whether tiled_w4.cu computes x. With scales per 16 columns float16 could underflow."""
+        """Return whether tiled_w4.cu computes x. With a scale for each 16 columns, float16 numbers could underflow, so it does
+        not."""
         too_small = self._of_chunk == pieces.FINEST and x.dtype == torch.float16
         return len(x) <= self._tuning.coded.max_tiled_rows and not too_small
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """Compute a product with few rows; see `few_rows_coded.few_rows`."""
+        """Return the product with few rows x; see `few_rows_coded.few_rows`."""
         shape = self.out_features, self.groups
         few_rows_coded.compile_ahead(self.codes, self.in_features, *shape, x.dtype, x.device)
         return few_rows_coded.few_rows(
@@ -165,7 +170,7 @@ class TiledLinearWeight(CodedLinearWeight):
         )
 
     def in_tiles(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """Compute a product of x, in the column order of the codes; see `tiled_w4.tiled_w4`."""
+        """Return the product with x, whose columns are in the order of the codes; see `tiled_w4.tiled_w4`."""
         ahead = self.next_bytes if len(x) <= FEW else None
         return tiled_w4.tiled_w4(
             x, self._pieces, self.out_features, self._bias, gated=gated, codes=self.codes, ahead=ahead, **how
@@ -241,7 +246,7 @@ class RowsLinearWeight(CodedLinearWeight):
         return num_rows >= by.min_widened_rows or (is_small and num_rows > few_rows_coded.MAX_ROWS)
 
     def stream(self, x: Tensor, *, gated: bool = False, **how: Any) -> Tensor:
-        """Compute few rows of x, in the column order of the codes; see `few_rows_coded.few_rows`."""
+        """Return the product with few rows x, whose columns are in the order of the codes; see `few_rows_coded.few_rows`."""
         weight, scales = self._kept["weight"], self._kept["scales"]
         return few_rows_coded.few_rows(
             x, self.codes, weight, scales, self._bias, self.out_features, self.groups, gated=gated, ahead=self.next_bytes, **how
@@ -258,7 +263,7 @@ class RowsLinearWeight(CodedLinearWeight):
         return functional.linear(x, widen(self._codes, x.dtype), self._bias)
 
     def by_rounded(self, x: Tensor, *, of_gated: bool = False) -> Tensor:
-        """Compute the product with quantised x. `of_gated`: x is gates and ups, and silu(gates) * ups is quantised."""
+        """Quantise x and return its product. `of_gated`: x contains gate and up, and silu(gate) * up is quantised."""
         from ops.gemm.triton_coded import linear
         from ops.gemm.triton_round import round_rows
 
@@ -307,7 +312,8 @@ class RowsLinearWeight(CodedLinearWeight):
     def in_tiles(
         self, x: Tensor | RoundedRows, *, gated: bool = False, of_gated: bool = False, **how: Any
     ) -> Tensor:  # fmt: skip
-        """Round x, in the codes' column order, to fp8 and multiply; `of_gated` as of `by_rounded`. See `tiled_fp8.tiled_fp8`."""
+        """Quantise x, whose columns are in the order of the codes, to fp8 and return its product. `of_gated`: see `by_rounded`. See
+        `tiled_fp8.tiled_fp8`."""
         codes, x_scales, dtype = self._rounded(x, of_gated)
         weight, scales = self._kept["weight"], self._kept["scales"]
         return tiled_fp8.tiled_fp8(codes, x_scales, weight, scales, self._bias, dtype, gated=gated, **how)

@@ -1,7 +1,7 @@
-"""Linear layers on CUDA: two kernels of our own where reading the weight dominates, cuBLAS elsewhere.
+"""Linear layers on CUDA: two kernels of our own if reading the weight takes most of the time, otherwise cuBLAS.
 
-Weights stay [N, K] as loaded. Our kernels apply a gated layer's SiLU-mul in the same launch, and start to read a weight
-before the previous kernel ends."""
+Weights stay [N, K] as loaded. In a gated layer, our kernels apply SiLU-mul in the same launch. They start to read a weight before
+the previous kernel ends."""
 
 from __future__ import annotations
 

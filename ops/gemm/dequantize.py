@@ -40,7 +40,8 @@ def dequantize(stored: StoredWeight, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def of_groups(stored: StoredWeight, role: str) -> Tensor | None:
-    """Return a role [rows, groups] in float64, multiplied by its coarser role."""
+    """Return the tensor of a role [rows, groups] in float64, multiplied by the coarser scales of the same role; None if the weight
+    lacks it."""
     fine, coarse = stored.tensors.get(role), stored.tensors.get(f"super_{role}")
     if fine is None or coarse is None:
         return None if fine is None else fine.double()
@@ -48,8 +49,8 @@ def of_groups(stored: StoredWeight, role: str) -> Tensor | None:
 
 
 def apart(parts: Sequence[StoredWeight]) -> str | None:
-    """Return why rows of several parts cannot be one coded weight, or None if they can. Parts must have the same column
-    order, and each part's groups must divide evenly into the finest ones. Parts in other or several formats are not checked."""
+    """Return why rows of several parts cannot be one coded weight, or None if they can. All parts must have the same column order,
+    and the finest groups must divide each part's groups. Parts in other or several formats are not checked."""
     if any(part.format not in CODED - DECODED for part in parts) or len({part.format for part in parts}) > 1:
         return None
     orders = [part.tensors.get("order") for part in parts]
@@ -71,7 +72,8 @@ def codes_of(written: WeightFormat, weight: Tensor) -> Tensor:
 
 
 def round_to_fp8(stored: StoredWeight) -> StoredWeight:
-    """Quantise plain numbers to "fp8", a row's maximum to the largest E4M3 number. Raises ValueError for infinities and NaNs."""
+    """Quantise plain numbers to "fp8". A row's largest number becomes the largest E4M3 number. Raises ValueError for infinities and
+    NaNs."""
     assert stored.format.name in DENSE, stored.format
     weight = stored.weight
     largest = weight.abs().amax(1, keepdim=True).float()
@@ -85,8 +87,8 @@ def round_to_fp8(stored: StoredWeight) -> StoredWeight:
 
 
 def round_to_w4(stored: StoredWeight) -> StoredWeight:
-    """Quantise plain numbers to "w4": a group's largest number becomes code -8, the others the nearest code up to 7 (as in
-    ggml's Q4_0: scales have either sign). Raises ValueError for infinities and NaNs, or if no group size divides the columns."""
+    """Quantise plain numbers to "w4". A group's largest number becomes code -8, and others the nearest code up to 7. As in ggml's
+    Q4_0, scales may be negative. Raises ValueError for infinities and NaNs, or if no group size divides the columns."""
     assert stored.format.name in DENSE, stored.format
     weight = stored.weight
     group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)

@@ -1,4 +1,4 @@
-"""Linear layers of a few rows on CUDA: a stream of the weight, multiplied in registers (few_rows.cu)."""
+"""Linear layers with few rows on CUDA by few_rows.cu: the weight is streamed and multiplied in registers."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def few_rows(
     variant: Variant | None = None,
     ahead: Tensor | None = None,
 ) -> Tensor:
-    """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`; M at most MAX_ROWS, and the weight `fits`. `ahead`: bytes to
-    prefetch into L2 at the end."""
+    """Return the product [M, N], or [M, N / 2] if `gated`, for x [M, K]. M is at most MAX_ROWS, and the weight must satisfy `fits`.
+    `ahead`: memory to prefetch into L2 at the end."""
     (num_rows, in_features), out_features = x.shape, weight.shape[0]
     multiprocessors = tuning.of(x.device).multiprocessors
     variant = variant or choose(num_rows, in_features, out_features, gated, multiprocessors)

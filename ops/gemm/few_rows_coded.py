@@ -1,5 +1,5 @@
-"""Linear layers of few rows on CUDA with a weight in codes and scales: few_rows.py's streaming of half or a quarter of the
-bytes (few_rows_coded.cu)."""
+"""Linear layers with few rows on CUDA and a coded weight, by few_rows_coded.cu. Like few_rows.py, it streams the weight, which has
+half or a quarter of the bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Layout of coded weights for CUDA kernels: pieces (pieces.py), or rows of bytes with separate scales.
 
-Merged parts in fp8, w8 and w4 may have different group sizes and get the smallest. Parts in other codes, or in ggml's
-blocks, must have equal formats."""
+Merged parts in fp8, w8 and w4 may have different group sizes; the merged weight has the smallest. Parts in other codes, or in
+ggml's blocks, must have equal formats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_features_of(part: StoredWeight) -> int:
 
 
 def groups_of(part: StoredWeight) -> int:
-    """Return the number of column groups with a scale each."""
+    """Return the number of column groups per row. Each group has a scale."""
     if part.format not in BLOCKS:
         return part.tensors["scales"].shape[1]
     block = BLOCKS[part.format]
@@ -51,9 +51,9 @@ def fit_pieces(parts: tuple[StoredWeight, ...]) -> bool:
 
 
 def lay(parts: tuple[StoredWeight, ...], *, in_pieces: bool, groups: int = 1) -> dict[str, Tensor]:
-    """Stack rows of several parts by role: "pieces", or "weight" [N, bytes of a row], "scales" [groups, N] and further roles of
-    `triton_coded.Codes`; and "order" [K] if columns are reordered. `groups`: minimum number for w4, w8 and fp8. Raises ValueError
-    if the parts cannot be one weight."""
+    """Stack rows of several parts and return tensors by role. The layout is "pieces", or "weight" [N, bytes of a row], "scales"
+    [groups, N] and other roles of `triton_coded.Codes`. "order" [K] is present if columns are reordered. `groups`: minimum number
+    of groups for w4, w8 and fp8. Raises ValueError if the parts cannot be one weight."""
     if kind_of(parts[0]) in DECODED:
         return {"pieces": _pieces_of_decoded(parts)} if in_pieces else _rows_of_decoded(parts)
     kind, stack = parts[0].format, stacked(parts, groups)

@@ -1,9 +1,9 @@
-"""Linear layers by oneloop_native: the weight packed once into panels of 16 output columns, its only copy.
+"""Linear layers by oneloop_native: the weight is packed once into panels of 16 output columns, its only copy.
 
 float32, bfloat16 and float16 weights yield the same bits as their values in float32: each output is one chain of fused
-multiply-adds over K in order. Quantised weights stay in blocks of 32: activations are rounded to eight bits in the same
-blocks, products are summed exactly, and one chain of multiply-adds runs over the blocks. 16-bit rounding, to 14 used bits,
-works alike. In all cases nothing depends on the number of tokens in the step."""
+multiply-adds over K in order. Quantised weights stay in blocks of 32. Activations are rounded to 8 bits in the same blocks,
+products are summed exactly, and one chain of multiply-adds runs over the blocks. Rounding to 16 bits, of which 14 are used, works
+alike. In all cases results do not depend on the number of tokens in the step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _READ = {kind for kind, block in BLOCKS.items() if block.on_cpu} | CODES | {INT8
 
 
 def supports(case: ShapeClass) -> str | None:
-    """Return a refusal unless activations are float32 and weights are 16-bit or 32-bit floats, blocks or convertible to
-    blocks, or quantised to 8 or 16 bits."""
+    """Return why the weights are not supported, or None. Activations must be float32. Weights are 16-bit or 32-bit floats, blocks
+    or convertible to blocks, or to be rounded to 8 or 16 bits."""
     unread = [each for each in case.weight if each not in _READ and each.dtype not in _DENSE]
     return built.supports(case) or (f"it reads no weights in {', '.join(map(str, unread))}" if unread else None)
 

@@ -23,6 +23,7 @@ class RoundedRows(NamedTuple):
 
 
 def fits(in_features: int, groups: int) -> bool:
-    """Return whether triton_normed.py can round such rows: each is read at once, in groups of a power of two of columns."""
+    """Return whether triton_normed.py can quantise rows of this size. A row is read at once; a group has a power of two of
+    columns."""
     group = in_features // groups
     return in_features <= _MAX_COLUMNS and (groups == 1 or group & (group - 1) == 0)

@@ -13,7 +13,7 @@ from ops.stored import Stored, parts_of
 
 
 class SideBySide(LinearWeight):
-    """Layer of parts in several formats. `prepare`: prepares neighbouring parts of one format."""
+    """Linear layer of parts in several formats. `prepare`: prepares adjacent parts of one format."""
 
     def __init__(self, stored: Stored, prepare: Callable[[Stored], LinearWeight]) -> None:
         runs = [tuple(run) for _, run in groupby(parts_of(stored), key=lambda part: part.format)]

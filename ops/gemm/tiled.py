@@ -1,7 +1,8 @@
-"""Linear layers of some tens of rows on Hopper: tiles of the weight stream through the tensor cores (tiled.cu).
+"""Linear layers with some tens of rows on Hopper by tiled.cu: tiles of the weight are streamed through the tensor cores.
 
-few_rows.cu multiplies in registers, and cuBLAS reads a weight only after the previous kernel. This kernel reads early and
-multiplies from shared memory. A token's result does not depend on the number of rows, as long as the same split is chosen."""
+few_rows.cu multiplies in registers, and cuBLAS reads a weight only after the previous kernel has ended. This kernel reads before
+that and multiplies from shared memory. A token's result does not depend on the number of rows, as long as the same `splits` are
+chosen."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Linear layers on Hopper with E4M3 codes of both weight and x: tiles of both in shared memory, any number of rows (tiled_fp8.cu).
+"""Linear layers on Hopper whose weight and x are E4M3 codes, by tiled_fp8.cu: tiles of both are in shared memory. Supports any
+number of rows.
 
-Scales are per row, or per 128 columns of a row; a gate's activation is part of the same launch."""
+There is a scale per row, or per 128 columns of a row. The activation of a gated layer is part of the same launch."""
 
 from __future__ import annotations
 
@@ -73,10 +74,10 @@ def tiled_fp8(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, gated: bool,
     tile: Fp8Tile | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Multiply x [M, K] uint8 with x_scales [groups, M] by weight [N, K] uint8 with scales [groups, N] -> [M, N], or [M, N / 2]
-    if `gated`; see `fits`. SLACK follows both scales; rows of x_scales begin at multiples of 4.
+    """Return the product [M, N], or [M, N / 2] if `gated`, of x [M, K] uint8 with x_scales [groups, M] and weight [N, K] uint8 with
+    scales [groups, N]; see `fits`. SLACK readable numbers follow both scales, and rows of x_scales begin at multiples of 4.
 
-    `splits`: number of parts of K, up to 8, and at most K's number of chunks."""
+    `splits`: number of parts of K, at most 8 and at most K's number of chunks."""
     (num_rows, in_features), (groups, out_features) = x.shape, scales.shape
     if tile is None or splits is None:
         compile_ahead(in_features, out_features, groups > 1, gated, out_dtype, x.device)

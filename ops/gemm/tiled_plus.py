@@ -1,4 +1,4 @@
-"""Linear layers of some tens of rows that add each row's adapter at their end (tiled.cu, low_rank.cuh)."""
+"""Linear layers with some tens of rows that add each row's LoRA adapter in the same kernel (tiled.cu, low_rank.cuh)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class AdapterTile:
-    """Tile of `tiled.Tile` for adapters of this rank."""
+    """Instance of tiled.cu for adapters of rank `rank`."""
 
     base: tiled.Tile
     rank: int

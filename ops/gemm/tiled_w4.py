@@ -1,5 +1,5 @@
-"""Linear layers on Hopper with a weight in the pieces of pieces.py, mostly 4-bit, for any number of rows: codes stream to
-the tensor cores, which read them from registers (tiled_w4.cu)."""
+"""Linear layers on Hopper by tiled_w4.cu, with a weight in the layout of pieces.py, mostly 4-bit, for any number of rows. Codes are
+streamed to the tensor cores, which read them from registers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def tiled_w4(
     x: Tensor, pieces: Tensor, out_features: int, bias: Tensor | None, *, gated: bool,
     tile: PiecesTile | None = None, splits: int | None = None, codes: WeightFormat = W4, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`. pieces: from `in_pieces`, of these codes.
+    """Return the product [M, N], or [M, N / 2] if `gated`, for x [M, K]. pieces: result of `in_pieces` for `codes`.
 
-    `splits`: number of parts of K, up to 8, and at most K's number of chunks. `ahead`: bytes to prefetch into L2 at the end."""
+    `splits`: number of parts of K, at most 8 and at most K's number of chunks. `ahead`: memory to prefetch into L2 at the end."""
     num_rows, in_features = x.shape
     x = x.contiguous()
     groups = groups_of(codes, pieces)

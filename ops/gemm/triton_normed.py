@@ -1,4 +1,4 @@
-"""RMS norm and quantisation to fp8 in one pass, one program per token, without writing the normed row in 16 bits."""
+"""RMS norm and quantisation to fp8 in one Triton kernel, one program per token, without writing the normed row in 16 bits."""
 
 from __future__ import annotations
 

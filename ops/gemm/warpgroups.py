@@ -1,5 +1,5 @@
-"""Sharing of a Hopper multiprocessor between warpgroups that multiply: a copying warpgroup, registers, shared memory; matrix
-instructions."""
+"""Division of a Hopper multiprocessor's registers and shared memory between multiplying warpgroups and a copying warpgroup; source
+text of matrix instructions."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class LinearWeight(ABC):
-    """Weight [out_features, in_features] with its bias. `nbytes`: memory, padding included. `next_bytes`: memory that a step
-    reads after this weight; kernels of few rows may prefetch part of it (`read_in_turn`)."""
+    """Weight [out_features, in_features] with its bias. `nbytes`: memory including padding. `next_bytes`: memory of the weight that
+    a step reads next, part of which kernels with few rows may prefetch (`read_in_turn`)."""
 
     out_features: int
     in_features: int
@@ -36,16 +36,17 @@ class LinearWeight(ABC):
         """Return x @ weight.T + bias for x [T, in_features], as [T, out_features]."""
 
     def of(self, adapters: TokenAdapters | None) -> LinearWeight:
-        """Return the layer for tokens that have these adapters."""
+        """Return this layer for tokens that have the LoRA adapters `adapters`."""
         return self
 
     def gated_matmul(self, x: Tensor) -> Tensor | None:
-        """Return silu(first half) * second half of x @ weight.T + bias, [T, out_features / 2], if one kernel does; else None."""
+        """Return silu(first half) * second half [T, out_features / 2] of x @ weight.T + bias; None if no single kernel computes
+        it."""
         return None
 
     def activated_matmul(self, x: Tensor, activation: str) -> Tensor | None:
-        """Return `activation` of x @ weight.T + bias, [T, out_features], if one kernel computes it, no less exactly than
-        two; else None."""
+        """Return `activation` of x @ weight.T + bias [T, out_features]; None if no single kernel computes it as exactly as two
+        kernels."""
         return None
 
     def takes_low_rank(self, num_rows: int, *, gated: bool) -> bool:
@@ -61,7 +62,7 @@ class LinearWeight(ABC):
         return self.matmul(silu_mul(gate_up))
 
     def first_bytes(self) -> Tensor | None:
-        """Return the memory that kernels of few rows read first, contiguous, if prefetching it pays."""
+        """Return the contiguous memory that kernels with few rows read first; None if prefetching it is not useful."""
         return None
 
     def normed(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | RoundedRows:
@@ -79,7 +80,8 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows `ids` [T] int64 of the weight, [T, in_features], without bias: a tied embedding."""
+        """Return rows `ids` [T] int64 of the weight, without bias: [T, in_features]. Used as embedding if that is tied to the
+        head."""
 
     @abstractmethod
     def refill(self, stored: Stored) -> bool:
@@ -90,14 +92,14 @@ class LinearWeight(ABC):
 
 
 def check_refill(name: str, given: Iterable[int], current: Iterable[int]) -> None:
-    """Raise ValueError if the shapes differ."""
+    """Raise ValueError if shape `given` differs from shape `current` of the parameter `name`."""
     new, old = list(given), list(current)
     if new != old:
         raise ValueError(f"{name} has shape {new} where the model has {old}")
 
 
 def overwrite(current: Tensor | None, given: Tensor | None, name: str) -> None:
-    """Copy new values to the same address. Raises ValueError."""
+    """Copy `given`, if any, into the memory of `current`. Raises ValueError if shapes differ or `current` is None."""
     if given is None:
         return
     if current is None:
@@ -107,9 +109,9 @@ def overwrite(current: Tensor | None, given: Tensor | None, name: str) -> None:
 
 
 def read_in_turn(weights: Sequence[LinearWeight]) -> None:
-    """Set for each weight the next weight that a step reads; the last one is followed by the first.
+    """Set `next_bytes` of each weight to the weight that a step reads next; the first one follows the last.
 
-    Kernels prefetch the next weight into L2 while small kernels, norms and attention leave memory bandwidth idle."""
+    Kernels prefetch that weight into L2 while small kernels, norms and attention do not use all memory bandwidth."""
     for each, following in zip(weights, [*weights[1:], *weights[:1]], strict=True):
         read = following.first_bytes()
         if read is None or not read.is_cuda:
