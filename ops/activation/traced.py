@@ -1,4 +1,4 @@
-"""Activations as calls of a compiled stack."""
+"""Recording of activations as calls of a traced stack."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sums and concatenations over ranks: tensors of one shape on several devices of this process."""
+"""All-reduce and all-gather over ranks: tensors of one shape on several devices of this process."""

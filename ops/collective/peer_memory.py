@@ -40,7 +40,7 @@ class _Memory(ctypes.Structure):
 
 
 class PeerMemory:
-    """Memory of rank `number` of `size` ranks that the other ranks access. Usable after `meet`."""
+    """Memory of rank `number` of `size` ranks that the other ranks can access. It can be used after `meet`."""
 
     def __init__(self, number: int, size: int, device: torch.device) -> None:
         self.number, self.size = number, size

@@ -1,4 +1,4 @@
-"""Causal convolution along each sequence; its state is the sequence's last inputs (for states and indices see ops/scan)."""
+"""Causal convolution along each sequence. Its state is the sequence's last inputs (for states and their indices see ops/scan)."""
 
 from __future__ import annotations
 

@@ -291,9 +291,10 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
-    """Return a tensor map of `box`-shaped tiles (at most 256 each way) of the view `sizes` by `strides` (elements) of a tensor's
-    memory, fastest dimension first: 128 bytes of stride 1, a row of shared memory. Elements outside `sizes` are read as zero.
-    Raises ValueError if the driver refuses it, usually because an address or stride is no multiple of 16 bytes."""
+    """Return a tensor map: it describes tiles of shape `box` (at most 256 each way) in the memory of `tensor`, for bulk copies.
+    `sizes` and `strides` (in elements) begin with the fastest dimension, whose stride is 1 and which is a row of 128 bytes in
+    shared memory. Elements outside `sizes` are read as zero. Raises ValueError if the driver refuses it, usually because an address
+    or stride is not a multiple of 16 bytes."""
     return _made(
         _DATA_TYPES[tensor.dtype], tensor.itemsize, tensor.data_ptr(), tuple(sizes), tuple(strides), tuple(box)
     )

@@ -1,4 +1,4 @@
-"""Inputs of a step at fixed addresses, unpacked from one upload."""
+"""Input tensors of a step at fixed addresses, unpacked from one upload."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def place_tokens(to: StepTensors, *, padded_tokens: int, padded_rows: int, unifo
 
 
 def place_behind(to: StepTensors, rows: Tensor, offset: Tensor) -> Behind:
-    """Return the position and slot of one more token for each of `rows` [B] int64, `offset` [1] int64 after the first token
-    that is not computed. Rows of -1 come last and are padding: their slots are -1 and their lengths 0."""
+    """Return position and slot of one more token for each row of `rows` [B] int64. `offset` [1] int64: distance of the token from
+    the first token that is not computed. Rows of -1 come last and are padding: their slots are -1 and their lengths 0."""
     run = _behind.runs[rows.device, rows.dtype]
     placed: Behind = run(to, rows, offset)
     return placed

@@ -37,8 +37,8 @@ class StepTensors:
 
 
 class Behind(NamedTuple):
-    """One further token for each of B rows, in separate tensors. positions [B] int64; slot_mapping [G, B] int64; rows,
-    seq_lens [B] int32; query_start_loc [B + 1] int32."""
+    """Inputs of one further token for each of B rows. positions [B] int64; slot_mapping [G, B] int64; rows, seq_lens [B] int32;
+    query_start_loc [B + 1] int32."""
 
     positions: Tensor
     slot_mapping: Tensor

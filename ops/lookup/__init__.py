@@ -20,10 +20,10 @@ _look_up = Op(
 
 
 def look_up(history: Tensor, rows: Tensor, lengths: Tensor, num: int, *, shortest: int, longest: int) -> Tensor:
-    """Return `num` draft ids for each of `rows` [B] int64, as [B, num] int64. They follow the longest earlier occurrence of the
-    row's last tokens (`shortest` to `longest` of them), the latest if several are equally long. At the end of the text they
-    repeat from that place. Without an occurrence they repeat the last token.
+    """Return `num` draft ids for each row of `rows` [B] int64, as [B, num] int64. They follow the longest earlier occurrence of the
+    row's last tokens (`shortest` to `longest` tokens); of several equally long ones, the latest. If the text ends, they repeat from
+    that occurrence. Without an occurrence they repeat the last token.
 
-    history [R, L] int32: ids of each row, of which the first lengths[b] (int64, at least 1) are used."""
+    history [R, L] int32: token ids of each row, of which the first lengths[b] (int64, at least 1) are used."""
     run = _look_up.runs[history.device, rows.dtype]
     return run(history, rows, lengths, num, shortest=shortest, longest=longest)

@@ -1,9 +1,8 @@
-"""LoRA for a batch in which each token has its own adapter; tokens without one cost nothing.
+"""LoRA for a batch in which each token has its own adapter; tokens without an adapter cost nothing.
 
-On a CPU, adapters are packed like weights, and adjacent tokens of one adapter are multiplied together. On a device, all
-slots of a layer are in two tensors, tokens are sorted by slot once a step, and two kernels serve all adapters and parts of a
-layer: first shrink, then, after the weight's own product, expand (Chen et al., "Punica", 2023; Sheng et al., "S-LoRA",
-2023)."""
+On a CPU, adapters are packed like weights, and adjacent tokens with one adapter are multiplied together. On a device, all slots of
+a layer are in two tensors, and tokens are sorted by slot once per step. Two kernels serve all adapters and parts of a layer: shrink
+(x A^T), then, after the weight's product, expand (B^T) (Chen et al., "Punica", 2023; Sheng et al., "S-LoRA", 2023)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters of an embedding. A has a column for each id, so x A^T is a lookup in A's transpose; B is applied as the adapter
+"""LoRA adapters of an embedding. A has a column for each id, so x A^T is a lookup in A's transpose. B is applied like the adapter
 of a linear layer whose own A is the identity."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EmbeddingSlots(LoraSlots):
         self._expands.add(self._looked_up(x, adapters), adapters, out)
 
     def _looked_up(self, ids: Tensor, adapters: TokenAdapters) -> Tensor:
-        """Return the rows of A's transpose [T, columns]; rows of tokens without an adapter are undefined."""
+        """Return rows of A's transpose [T, columns] for the token ids. Rows of tokens without an adapter are undefined."""
         raise NotImplementedError
 
     def _behind(self, part: LoraPart) -> LoraPart:
@@ -42,7 +42,7 @@ def columns(max_rank: int) -> int:
 
 
 class EmbeddingTables(EmbeddingSlots):
-    """Embedding adapters with a table per slot, as loaded. The host reads which adapters a step uses."""
+    """Adapters of an embedding, with a separate table per slot. The host reads which adapters a step uses."""
 
     def __init__(self, shape: LoraShape, expands: LoraSlots) -> None:
         super().__init__(shape, expands)

@@ -1,4 +1,4 @@
-"""Adapters of few tokens on CUDA: A and B are streamed and multiplied in registers (few_tokens.cu)."""
+"""LoRA adapters of few tokens on CUDA by few_tokens.cu: A and B are streamed and multiplied in registers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Sorted(NamedTuple):
 
 
 class Shrunk(NamedTuple):
-    """Partial sums h [pieces, T as sorted, parts, rank] float32 of x A^T. `done`: its event on another stream."""
+    """Partial sums h [pieces, T as sorted, parts, rank] float32 of x A^T. `done`: event after their computation on another stream,
+    or None."""
 
     h: Tensor
     done: torch.cuda.Event | None = None
@@ -91,8 +92,8 @@ def columns(rank: int, num_tokens: int) -> int:
 
 
 def begin(x: Tensor, slots: Slots, tokens: Sorted) -> Shrunk | None:
-    """Shrink x on a stream in parallel with the weight's own product; None if that is slower than afterwards. The caller
-    must expand, and keep x alive until then."""
+    """Compute x A^T on another stream, in parallel with the weight's product. Return None if that is slower than computing it
+    afterwards. The caller must call `expand` or `expand_gated`, and keep x alive until then."""
     if len(x) > MAX_BESIDE:
         return None
     ready, done, beside = torch.cuda.Event(), torch.cuda.Event(), _beside(x.device)

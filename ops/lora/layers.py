@@ -37,8 +37,9 @@ class PreparedLora:
 
 
 class LoraLayers:
-    """Adapters of all layers. `slots`: of each layer, by name. Memory for `num_ready` adapters is pinned at start-up, more
-    is allocated per adapter. `changed`: for each layer with its own slots, the current number of slots that change it."""
+    """LoRA adapters of all layers. `slots`: slots of each layer, by name. Host memory for `num_ready` adapters is pinned at
+    start-up; more is allocated per adapter. `changed`: number of loaded adapters that change a layer, for each layer with its own
+    slots."""
 
     def __init__(
         self, slots: Mapping[str, LoraSlots], num_slots: int, device: torch.device, num_ready: int = 0,
@@ -70,12 +71,12 @@ class LoraLayers:
         return PreparedLora(shares, stretch)
 
     def release(self, adapter: PreparedLora) -> None:
-        """Release the memory of an adapter that will not be put again. Slots that hold it keep it."""
+        """Release the host memory of an adapter that will not be loaded again. Slots into which it was loaded are unchanged."""
         if adapter.stretch is not None:
             self._host.give(adapter.stretch)
 
     def put(self, slot: int, adapter: PreparedLora) -> None:
-        """Put an adapter into `slot` from the next step on. Call in the order of steps."""
+        """Load an adapter into `slot` from the next step on. Call it in the order of steps."""
         for name in self._taken[slot] - adapter.shares.keys():
             self._slots[name].put(slot, None)
         for name, share in adapter.shares.items():

@@ -1,4 +1,5 @@
-"""Adapters in torch: each adapter's tokens are gathered and multiplied. The host counts them, so graphs cannot capture it."""
+"""LoRA in plain torch: the tokens of each adapter are gathered and multiplied. The host counts them, so graphs cannot capture
+it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Changes of an adapter to one linear layer, and the slots in which a layer stores those of several adapters.
+"""A LoRA adapter's change of one linear layer (its share), and the slots in which a layer stores the shares of several adapters.
 
-A layer's outputs are parts (q, k and v; gate and up), of which an adapter changes some: out[start ...] += scale * (x A^T)
-B^T (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). Each step assigns slots to tokens."""
+A layer's outputs consist of parts (q, k and v; gate and up). An adapter changes some of them: out[start ...] += scale * (x A^T) B^T
+(Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021). Each step assigns slots to tokens."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class LoraPart:
 
 
 class LoraShape(NamedTuple):
-    """Layer [out_features, in_features] with slots for `num_slots` adapters. `parts`: outputs of each part, a single one
-    unless the layer is merged; `max_rank`: of a part. `bits`: sufficient bits per number, 32, 16 or 8. `of_expert`: the
-    layer is one matrix of an expert, which `ops.moe` multiplies."""
+    """Layer [out_features, in_features] with slots for `num_slots` adapters. `parts`: number of outputs of each part; one part
+    unless the layer is merged. `max_rank`: maximum rank in a part. `bits`: number of bits that suffice per number, 32, 16 or 8.
+    `of_expert`: the layer is a matrix of an expert, which `ops.moe` multiplies."""
 
     out_features: int
     in_features: int
@@ -46,11 +46,11 @@ class LoraShape(NamedTuple):
 
 
 class TokenAdapters(NamedTuple):
-    """Tokens of a step by adapter. slots [T] int32: each token's slot, -1 for none.
+    """Adapters of a step's tokens. slots [T] int32: slot of each token, -1 for none.
 
-    For device kernels (`triton_index.py`), otherwise None: order [T] int32, tokens by slot, those without an adapter last.
-    tiles [3, M] int32: each tile's slot, -1 for none; its first place in that order, and the end of its slot's tokens. used
-    [2] int32: number of tiles with an adapter, which come first, and number of all tiles."""
+    The other fields are for device kernels (`triton_index.py`), else None. order [T] int32: token indices sorted by slot, those
+    without an adapter last. tiles [3, M] int32: the slot of each tile (-1 for none), its first index in `order`, and the end of its
+    slot's tokens. used [2] int32: number of tiles with an adapter, which come first, and number of all tiles."""
 
     slots: Tensor
     order: Tensor | None = None
@@ -59,8 +59,8 @@ class TokenAdapters(NamedTuple):
 
 
 class LoraSlots(ABC):
-    """Shares of one layer by slot. `nbytes`: memory allocated for all slots, used or not. `slot_bytes`: a slot's part of the
-    memory shared by all layers (`LoraLayers`); 0 if the layer stores its own slots."""
+    """Slots for the shares of one layer. `nbytes`: memory allocated for all slots, used or not. `slot_bytes`: bytes of a slot in
+    the memory that all layers share (`LoraLayers`); 0 if the layer stores its own slots."""
 
     nbytes = 0
     slot_bytes = 0
@@ -74,8 +74,8 @@ class LoraSlots(ABC):
 
     @abstractmethod
     def put(self, slot: int, share: Any | None) -> None:
-        """Put a share into `slot` from the next step on; None for an adapter that does not change this layer. Call in the
-        order of steps."""
+        """Load a share into `slot` from the next step on; None if the adapter does not change this layer. Call it in the order of
+        steps."""
 
     def bind(self, memory: Tensor) -> None:
         """Use memory [num_slots, slot_bytes] uint8 of zeros for the slots; rows may be any distance apart."""
@@ -86,8 +86,8 @@ class LoraSlots(ABC):
         raise NotImplementedError
 
     def begin(self, x: Tensor, adapters: TokenAdapters) -> Any:
-        """Enqueue work that depends on x only, before or concurrently with the weight's own product. The result is the
-        argument `begun` of later calls; None if this is no faster."""
+        """Enqueue work that depends on x only, before or in parallel with the weight's product. Return the argument `begun` of
+        later calls; None if this is not faster."""
         return None
 
     def low_rank(self, x: Tensor, adapters: TokenAdapters, *, gated: bool) -> LowRank | None:

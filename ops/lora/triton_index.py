@@ -1,7 +1,7 @@
-"""Sorting of a step's tokens by slot, and tiles of one adapter each: one kernel per step.
+"""Sorting of a step's tokens by adapter slot, and division into tiles with one adapter each, by one kernel per step.
 
-Launched without overlap: the next kernel reads its result and may start only after its end. A token's place is the number of
-tokens before it, which each program counts by itself: these comparisons cost less than another launch."""
+It is launched without overlap, because the next kernel reads its result. A token's place is the number of tokens that sort before
+it. Each program counts these itself, which costs less than another launch."""
 
 from __future__ import annotations
 

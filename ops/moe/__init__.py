@@ -1,4 +1,4 @@
-"""Mixture of experts: memory for a layer's experts, and the weighted sum of each token's chosen experts."""
+"""Mixture of experts: memory for the experts of a layer, and the weighted sum of each token's chosen experts."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def moe(
     e_score_correction_bias: Tensor | None = None,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """Return the mixture of experts [T, H] of x [T, H]: the weighted sum of the experts that `routing` selects for each token
-    by router logits [T, E], plus `plus` [T, H] (a shared expert's result).
+    """Return the mixture of experts [T, H] of x [T, H]. It is the weighted sum of the experts that `routing` selects for each token
+    by router logits [T, E], plus `plus` [T, H], the output of a shared expert.
 
-    e_score_correction_bias [E] float32 is added to the scores for selection only (`Routing`). Any T; the selected experts
-    stay on the device. NaN in a token's logits or x affects that token only."""
+    e_score_correction_bias [E] float32 is added to the scores for the selection only (`Routing`). T may be any number. The
+    selection stays on the device. NaN in a token's logits or x affects only that token."""
     return experts.mix(x, logits, routing, e_score_correction_bias, plus)

@@ -66,7 +66,8 @@ def experts_coded(
 
 
 def choose(codes: WeightFormat, pairs_per_expert: float, groups: int, *, gated: bool) -> PiecesTile:
-    """Return the fastest kernel instance for this mean number of pairs: most experts fit into one tile."""
+    """Return the fastest kernel instance for this mean number of pairs (of token and expert) per expert. Most experts then need one
+    tile."""
     most = next((rows for rows in _SHAPES if pairs_per_expert * 1.5 <= rows), max(_SHAPES))
     wgs, blocks = _SHAPES[most]
     return lie.tile_of(codes, most, wgs, blocks, groups == lie.FINEST, groups, gated, spare_bytes=_MAX_EXPERTS * 4)

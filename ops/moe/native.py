@@ -1,6 +1,6 @@
-"""Mixture of experts by oneloop_native: a selected expert is two packed linear layers, applied to the tokens that selected it.
+"""Mixture of experts by oneloop_native. An expert is two packed linear layers, applied to the tokens that selected it.
 
-A token's parts are added in the order of expert indices, so its result does not depend on other tokens."""
+The outputs of a token's experts are added in the order of expert indices, so its result does not depend on other tokens."""
 
 from __future__ import annotations
 

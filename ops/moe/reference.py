@@ -15,7 +15,7 @@ from ops.stored import Stored, only_dense
 
 
 def route(logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Choose experts by logits [T, E]: return ids [T, top_k] int64 and weights [T, top_k], in float32 at least.
+    """Choose experts by logits [T, E]. Return (ids [T, top_k] int64, weights [T, top_k] in float32 or wider).
 
     e_score_correction_bias [E] is added to the scores for the choice only."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -53,7 +53,7 @@ def _sparsemixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:
-    """Apply the activation: [..., 2 * I], or [..., I] without a gate, to [..., I]."""
+    """Apply the experts' activation to gate_up [..., 2 * I], or [..., I] without a gate. Return [..., I]."""
     if not isinstance(shape.activation, str):
         return clamped_swiglu(gate_up, shape.activation)
     if shape.gated:
@@ -62,7 +62,7 @@ def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:
 
 
 def clamped_swiglu(gate_up: Tensor, activation: ClampedActivation) -> Tensor:
-    """Apply GPT-OSS's activation: [..., 2 * I] to [..., I]."""
+    """Apply GPT-OSS's activation to gate_up [..., 2 * I]. Return [..., I]."""
     gates, ups = gate_up.chunk(2, dim=-1)
     gates, ups = gates.clamp(max=activation.limit), ups.clamp(-activation.limit, activation.limit)
     return (ups + 1) * gates * torch.sigmoid(activation.alpha * gates)

@@ -1,7 +1,7 @@
-"""ExpertWeights: the feed-forward experts of one layer in their kernel's own form, filled one by one at load.
+"""ExpertWeights: the experts of one layer in the form that their kernel reads, filled one by one at load.
 
-Expert e computes down_e(activation(gate_e(x)) * up_e(x)), gate and up as one matrix, gates first; one without a gate
-computes down_e(activation(up_e(x)))."""
+Expert e computes down_e(activation(gate_e(x)) * up_e(x)), where gate and up are one matrix, gate first. Without a gate, it computes
+down_e(activation(up_e(x)))."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class ClampedActivation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """Shape of a layer's experts. `activation`: as for `ops.activate`, or of gate and up together. `bias`: all matrices have
-    one. `gated`: if False, gate_up is up alone. `first`, `num_routed`: these experts are a contiguous range of those that a
-    router selects from, 0 for all; contributions of the others are omitted."""
+    """Shape of a layer's experts. `activation`: name for `ops.activate`, or a function of gate and up together. `bias`: all
+    matrices have a bias. `gated`: if False, gate_up contains up only. `first`, `num_routed`: these experts are numbers `first` and
+    following of the `num_routed` experts that the router selects from (0: they are all). Outputs of other experts are omitted."""
 
     num_experts: int
     hidden_size: int
@@ -96,7 +96,7 @@ class ExpertShares(NamedTuple):
 
 
 class Beside(Protocol):
-    """Additions of adapters to a half of an expert."""
+    """LoRA adapters of experts, whose products are added to those of the experts' matrices."""
 
     def shares(self, half: Half) -> ExpertShares:
         """Return the adapters, for device kernels that add them themselves."""
@@ -109,8 +109,8 @@ class Beside(Protocol):
 
 
 class ExpertWeights(ABC):
-    """Weights of a layer's experts. `nbytes`: memory of the experts filled so far, or reserved for all. `takes_adapters`:
-    adapters may be added."""
+    """Weights of a layer's experts. `nbytes`: memory of the experts filled so far, or allocated for all. `takes_adapters`: LoRA
+    adapters are supported."""
 
     takes_adapters: ClassVar[bool] = True
     shape: ExpertShape
@@ -122,7 +122,7 @@ class ExpertWeights(ABC):
         left out are unchanged. Raises ValueError for another shape, or a format that this kernel does not keep."""
 
     def of(self, adapters: TokenAdapters | None) -> ExpertWeights:
-        """Return the experts for tokens that have these adapters."""
+        """Return the experts for tokens that have the LoRA adapters `adapters`."""
         return self
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Norms as calls of a compiled stack."""
+"""Recording of norms as calls of a traced stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling of one token id per row of logits, by per-row parameters in tables."""
+"""Sampling of one token id for each row of logits, with parameters of each row in tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def sample(
     logits: Tensor, sample_rows: Tensor, sample_positions: Tensor, last_ids: Tensor, tables: SamplingTables,
     drafts: Drafts | None = None, masks: Masks | None = None,
 ) -> Tensor:  # fmt: skip
-    """Sample one id per row of logits [L, V], as [L] int64. `tables` has the parameters of row sample_rows[l] (int32; -1:
-    none); sample_positions[l] (int64) is the token's index. Unusable logits yield -1. Writes last_ids[row] and the rows'
-    counts. Rows are distinct unless there are `drafts`; `masks` replace the tables' masks."""
+    """Sample a token id for each row of logits [L, V], as [L] int64; -1 for unusable logits. sample_rows [L] int32: row whose
+    parameters in `tables` are used, -1 for none. sample_positions [L] int64: index of the sampled token in its sequence. Writes
+    last_ids[row] and the rows' token counts. Rows are distinct unless there are `drafts`. `masks` replace the masks in `tables`."""
     run = _sample.runs[logits.device, logits.dtype]
     return run(logits, sample_rows, sample_positions, last_ids, tables, drafts, masks)

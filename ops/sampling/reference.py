@@ -1,6 +1,7 @@
-"""Sampling in plain torch: row by row, except for rows that take their largest logit. Any float dtype.
+"""Sampling in plain torch: row by row, except for rows that take their largest logit. Supports any float dtype.
 
-It reads the tables on the host, so on a CUDA device it waits for every row: the baseline there, the implementation on a CPU."""
+It reads the tables on the host, so on a CUDA device it waits for every row. It is the baseline there, and the implementation on a
+CPU."""
 
 from __future__ import annotations
 
@@ -166,8 +167,8 @@ def threshold(scores: Tensor, record: _Record, largest: float) -> float:
 
 
 def _likeliest(masses: Tensor, wanted: float) -> Tensor:
-    """Return the smallest-threshold set of masses [V] (largest is 1) that together exceed `wanted`, bool [V], so that only
-    these are sorted."""
+    """Return a mask [V] bool of the tokens with the largest `masses` [V], so many that they together exceed `wanted`. Only these
+    need to be sorted. The largest mass is 1."""
     for least in _LEAST_MASSES:
         likely = masses >= least
         if float((masses * likely).sum(dtype=torch.float64)) > wanted:

@@ -1,7 +1,7 @@
-"""State space scans in plain torch: Mamba-2's, in chunks by matrix products, and Mamba's, token by token.
+"""State space scans in plain torch: Mamba-2's in chunks by matrix products, and Mamba's token by token.
 
-Mamba-2: state space duality (Dao and Gu 2024). Mamba: selective scan (Gu and Dao 2023); every state dim has its own decay,
-which rules out matrix products. Any float dtype, any device; math in float32 at least. They read the step on the host."""
+Mamba-2: state space duality (Dao and Gu 2024). Mamba: selective scan (Gu and Dao 2023); every state dim has its own decay, so
+matrix products are impossible. Any float dtype and device; math in float32 at least. The host reads the step."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def walk(
     states: Tensor, state_indices: Tensor, meta: AttentionMeta,
     single: Callable[[Tensor, Tensor], Tensor], span: Callable[[slice, Tensor], Tensor],
 ) -> None:  # fmt: skip
-    """Advance states [num_states, ...] at state_indices [R] int64 (-1: none) in place by the requests of the step.
+    """Advance states [num_states, ...] in place by the step's requests. state_indices [R] int64: each request's state, -1 for none.
 
-    `single`: tokens [n] int64 and their n states -> the next states. `span`: the tokens of one request and its state -> the
-    next state. It reads the step on the host."""
+    `single(tokens [n] int64, states)` returns the next states of n requests with one token each. `span(tokens, state)` returns the
+    next state of one longer request. The host reads the step."""
     starts, seq_lens = meta.query_start_loc.tolist(), meta.seq_lens.tolist()
     ones: list[tuple[int, int, bool]] = []
     for request, state_index in enumerate(state_indices.tolist()):

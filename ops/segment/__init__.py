@@ -18,5 +18,6 @@ _segment_mean = backends.on_gpus("segment_mean", "ops.segment.triton_segment:seg
 
 
 def segment_mean(x: Tensor, starts: Tensor) -> Tensor:
-    """Return the means of rows starts[r] to starts[r + 1] of x [T, H], [R, H] float32. starts [R + 1] int64, ascending, to T."""
+    """Return the mean [R, H] float32 of each segment of x [T, H]. Segment r is rows starts[r] to starts[r + 1]. starts [R + 1]
+    int64, ascending, ends with T."""
     return _segment_mean.runs[x.device, x.dtype](x, starts)

@@ -1,6 +1,6 @@
-"""Tuning: measured numbers by which kernels and tiles are chosen, in one file per device instead of in code.
+"""Tuning: measured numbers that select kernels and tile sizes, in one file per device instead of in code.
 
-`of(device)` reads the file once and caches it. A device without a file gets default.json's numbers, and a log line."""
+`of(device)` reads the file once and caches it. A device without a file gets the numbers of default.json, and a log line."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class TuningFile(Groups, frozen=True):
     like: str | None = None
 
     def is_for(self, device: str, multiprocessors: int) -> bool:
-        """Return whether the file is for a device of this name with this number of multiprocessors. A part of a device has
+        """Return whether the file is for a device with this name and number of multiprocessors. A partition of a device has
         fewer."""
         named = any(f"{device} ".startswith(f"{name} ") for name in self.devices)
         return named and multiprocessors == self.multiprocessors

@@ -115,9 +115,9 @@ class PagedTuning(Numbers, frozen=True):
 
 
 class WithinStepTuning(Numbers, frozen=True):
-    """Attention within a step under a full mask (triton_packed.py), 16-bit, if tiles fill the device; other cases use paged
-    attention's tiles. `full`: by lanes of a head. With 64 lanes, 8,192 tokens in texts of 512 and 12 heads: 50 us, instead
-    of 61 with 128 keys and 8 warps."""
+    """Tile sizes of attention within a step under a full mask (triton_packed.py), in 16 bits, if tiles fill the device. Other cases
+    use the tiles of paged attention. `full`: by lanes of a head. Example: 64 lanes, 8,192 tokens in texts of 512, 12 heads: 50 us,
+    instead of 61 with 128 keys and 8 warps."""
 
     full: dict[int, QueryTiles]
     biased: QueryTiles  # with a bias by distance, whose float32 tile also needs shared memory; for any number of lanes
@@ -178,7 +178,8 @@ class ExpertTiles(Numbers, frozen=True):
 
 
 class ExpertTuning(Numbers, frozen=True):
-    """Mixture of experts in Triton, by ascending `max_pairs`, the last None. Measured by tests/benches/ops/moe.py."""
+    """Tile sizes of the mixture of experts in Triton, by ascending `max_pairs`; the last is None. Measured by
+    tests/benches/ops/moe.py."""
 
     half: tuple[ExpertTiles, ...]  # 16-bit weights
     float32: tuple[ExpertTiles, ...]
@@ -194,7 +195,7 @@ class SamplingTuning(Numbers, frozen=True):
 
 
 class RecurrentTuning(Numbers, frozen=True):
-    """Recurrent layers in Triton: sizes of one program, and its warps. `single`: for requests of one token in the step."""
+    """Sizes and warps of programs for recurrent layers in Triton. `single`: for requests with one token in the step."""
 
     conv_tokens: Count
     conv_channels: Count
