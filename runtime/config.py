@@ -183,8 +183,8 @@ class EnginePlan:
     max_drafted_tokens: int | None = None  # tokens of the longest captured step with drafts
 
     def for_layers(self, kinds: tuple[MemoryKind, ...]) -> EnginePlan:
-        """Return the plan of another pipeline stage. Its layers have the same `kinds` of KV memory in another order, so the
-        block tables stay the same."""
+        """Return the plan of another pipeline stage. `kinds`: memory kind of each of its layers; the same set as here, so that
+        block tables fit both."""
         dtype = CACHE_TYPES[self.kv_cache_dtype]
         return replace(self, layout=KVLayout.of(tuple(kind.with_dtype(dtype) for kind in kinds)))
 

@@ -110,7 +110,7 @@ class EngineOptions:
         1, "stages of layers, each on its own devices; on a CPU, threads", minimum=1, maximum=64, aliases=("-pp",)
     )
     distributed_executor_backend: Literal["uni", "ray"] = option(
-        "uni", "pipeline stages in this process (uni), or in a process each on the hosts of a Ray cluster (ray)"
+        "uni", "pipeline stages in this process (uni), or one process for each on the hosts of a Ray cluster (ray)"
     )
     data_parallel_size: int = option(
         1,
@@ -184,7 +184,7 @@ class EngineOptions:
         aliases=("--spec-method",),
     )
     speculative_model: str | None = option(
-        None, "draft model or head; same values as --model", metavar="NAME", aliases=("--spec-model",)
+        None, "draft model or head, in any form that --model takes", metavar="NAME", aliases=("--spec-model",)
     )
     num_speculative_tokens: int | None = option(
         None,

@@ -4,8 +4,8 @@ Prompt tokens in a step delay running streams; prompt tokens left out delay new 
 delays is fixed (Little's law), and the budget divides it:
 - While prompts are computed in time, a step takes half of `max_itl_s`.
 - If waiting prompts would take longer than `target_ttft_s`, the step grows with them, up to `max_itl_s`.
-- On a platform with a `Slowdown`, rows computed together take nearly as long as one by one. Step time is then also limited to a
-  multiple of the decodes' time, which bounds the gaps of a single stream. Decodes of requests with many rows then alternate
+- On a platform with a `Slowdown` (a CPU), a batch takes nearly as long as its sequences one by one. Step time is then also limited
+  to a multiple of the decodes' time, which bounds the gaps of a single stream. Requests with many sequences decode in turns
   (`decode_turns.py`).
 - Prompts get at least half as much time as the decodes of the step, so they always progress."""
 

@@ -63,7 +63,7 @@ class Endpoint:
         self._stream_options: dict[str, bool] | None = None  # None: the models have not been listed yet
 
     async def find_model(self) -> None:
-        """List the server's models, to find the name and how tokens are counted. Raises AnswerFailed if there is no name."""
+        """Ask the server for its models: the first becomes the model unless one was named. Raises AnswerFailed if it has none."""
         if self._stream_options is not None:
             return
         self._stream_options = {"include_usage": True}

@@ -53,7 +53,10 @@ class ServerOptions(EngineOptions):
         group=MODEL,
     )
     tokenizer: str | None = option(
-        None, "folder, .gguf file, hub id or name of the tokenizer (default: the model's)", group=MODEL, metavar="MODEL"
+        None,
+        "folder, .gguf file, hub id or short name (default: the model's tokenizer)",
+        group=MODEL,
+        metavar="MODEL",
     )
     revision: str | None = option(None, "branch, tag or commit of a hub id", group=MODEL, metavar="REVISION")
     chat_template: str | None = option(

@@ -75,7 +75,7 @@ def passed(environ: MutableMapping[str, str]) -> socket.socket | None:
     if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.close()
         raise OSError(
-            errno.EINVAL, "the service manager passed a socket that does not listen (Accept=no, ListenStream=)"
+            errno.EINVAL, "the service manager passed a socket that does not listen: set ListenStream= and Accept=no"
         )
     return sock
 

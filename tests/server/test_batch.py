@@ -256,7 +256,7 @@ def test_ctrl_c_ends_it_with_whole_lines_that_can_be_resumed(run):
         (["-", "-", "--resum"], "did you mean --resume"),
         (["--resume", "-", "-"], "--resume needs an output file"),
         (["-", "-", "--resume"], "--resume needs an output file"),
-        (["same.jsonl", "./same.jsonl"], "at once"),
+        (["same.jsonl", "./same.jsonl"], "use different files"),
         (["-", "-", "--max-num-seq", "3"], "did you mean --max-num-seqs"),
         (["-", "-", "--port=80"], "--port applies to oneloop serve only"),
         (["-", "-", "--no-access-log"], "--no-access-log applies to oneloop serve only"),

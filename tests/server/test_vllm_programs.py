@@ -191,7 +191,7 @@ def test_params_can_be_read_set_copied_and_sent():
     ("fields", "words"),
     [
         ({"guided_decoding": {"json": {}}}, "its name is structured_outputs"),
-        ({"logits_processors": [print]}, "Python functions cannot change logits"),
+        ({"logits_processors": [print]}, "no Python function sees logits"),
         ({"detokenize": False}, "an answer is always text"),
     ],
 )
