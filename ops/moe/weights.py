@@ -118,8 +118,8 @@ class ExpertWeights(ABC):
 
     @abstractmethod
     def fill(self, half: Half, expert: int, stored: Stored) -> None:
-        """Copy one expert's matrix [out, in] and bias [out], as `shape.matrix` requires. A later call replaces values; what `stored`
-        lacks, such as the bias, is unchanged. Raises ValueError for another shape, or a format that this kernel does not keep."""
+        """Copy one expert's matrix [out, in] and bias [out], as `shape.matrix` requires. A later call replaces values; what
+        `stored` lacks, such as the bias, stays. Raises ValueError for another shape, or a format that this kernel does not keep."""
 
     def of(self, adapters: TokenAdapters | None) -> ExpertWeights:
         """Return the experts for tokens that have the LoRA adapters `adapters`."""
