@@ -32,7 +32,7 @@ def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Compute attention within each row under a full mask: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
+    """Return attention [T, Hq, D] within each row under a full mask, for q [T, Hq, D], k and v [T, Hkv, D]."""
     out = q.new_empty(*q.shape)
     native.packed_attention(q, k, v, meta.query_start_loc, scale, out, window or 0, softcap or 0.0, sinks)
     return out

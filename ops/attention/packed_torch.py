@@ -30,7 +30,7 @@ def computes(heads: AttentionHeads) -> bool:
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, heads: AttentionHeads) -> Tensor:
-    """Compute attention within each row under a full mask: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
+    """Return attention [T, Hq, D] within each row under a full mask, for q [T, Hq, D], k and v [T, Hkv, D]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for start, count, length in _runs(meta.query_start_loc.tolist()):
         tokens = slice(start, start + count * length)

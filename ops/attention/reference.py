@@ -40,7 +40,7 @@ def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, meta: AttentionMeta, scale: float, window: int | None, softcap: float | None,
     sinks: Tensor | None, alibi: Tensor | None, mask: str, relative_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute attention within each row: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
+    """Return attention [T, Hq, D] within each row, for q [T, Hq, D], k and v [T, Hkv, D]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts, prefixes = meta.query_start_loc.tolist(), _prefixes(meta, mask)
     for start, end, prefix in zip(starts, starts[1:], prefixes, strict=False):

@@ -118,7 +118,7 @@ class PeerMemory:
         return out
 
     def concat(self, x: Tensor) -> Tensor:
-        """Concatenate the columns of all ranks in rank order: x [T, N] -> [T, ranks * N]."""
+        """Return the columns x [T, N] of all ranks, concatenated in rank order: [T, ranks * N]."""
         x = x.contiguous()
         rows, columns = x.shape
         out = x.new_empty(rows, self.size * columns)

@@ -17,7 +17,7 @@ from ops.stored import StoredWeight
 class HeadsWeight(ABC):
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
-        """Multiply x [T, heads, K] by each head's matrix -> [T, heads, N]."""
+        """Return x [T, heads, K] multiplied by each head's matrix: [T, heads, N]."""
 
     @abstractmethod
     def refill(self, weight: Tensor) -> None:

@@ -99,9 +99,10 @@ def few_rows(
     x: Tensor, codes: WeightFormat, weight: Tensor, scales: Tensor | None, bias: Tensor | None, out_features: int, groups: int, *,
     gated: bool, variant: CodedVariant | None = None, max_blocks: int | None = None, ahead: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Multiply x [M, K] -> [M, N], or [M, N / 2] if `gated`, MAX_ROWS of M at a time. weight [N, bytes of K codes] and
-    scales [groups, N] float32 as coded.py stores them, or the pieces of pieces.py, which include scales; see `fits`.
-    `max_blocks`: per multiprocessor, by default as many as fit. `ahead`: bytes to prefetch into L2 at the end."""
+    """Return the product [M, N], or [M, N / 2] if `gated`, for x [M, K], computed MAX_ROWS rows at a time. weight [N, bytes of K
+    codes] and scales [groups, N] float32 are stored as in coded.py. Or `weight` is in the layout of pieces.py, which includes
+    scales; see `fits`. `max_blocks`: number of blocks per multiprocessor, by default as many as fit. `ahead`: memory to prefetch
+    into L2 at the end."""
     num_rows, in_features = x.shape
     found = segments_of(codes, in_features, groups)
     assert found is not None

@@ -269,8 +269,9 @@ def linear(
     x: Tensor, codes: Codes, bias: Tensor | None, multiprocessors: int = 1, *, x_scales: Tensor | None = None,
     out_dtype: torch.dtype | None = None, tile: CodedTile | None = None,
 ) -> Tensor:  # fmt: skip
-    """Multiply x [M, K], in the column order of the codes, -> [M, N] of `out_dtype`, by default x's. `x_scales` [groups of
-    x, M]: for x [M, K] uint8 in codes of the same kind. Group sizes are multiples of 16 columns."""
+    """Return the product [M, N] for x [M, K], whose columns are in the order of the codes. `out_dtype`: dtype of the result, by
+    default that of x. `x_scales` [groups of x, M]: given if x [M, K] uint8 is in codes of the same kind. Group sizes are multiples
+    of 16 columns."""
     num_rows, out_features = x.shape[0], codes.scales.shape[-1]
     out = torch.empty((num_rows, out_features), dtype=out_dtype or x.dtype, device=x.device)
     if not num_rows:

@@ -44,8 +44,9 @@ def experts_coded(
     codes: WeightFormat, shape: ExpertShape, half: Half, pieces: Tensor, bias: Tensor | None, x: Tensor, routed: Routed,
     tile: PiecesTile | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute one half of the experts. gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place ->
-    [pairs, H] by pair, weighted. pieces [E, ...]: from `pieces.in_pieces`."""
+    """Return one half of the experts for all pairs of token and expert. gate_up: x [T, H] yields activated [pairs, I] in sorted
+    order. down: x [pairs, I] in sorted order yields weighted [pairs, H] in the order of pairs. pieces [E, ...]: from
+    `pieces.in_pieces`."""
     first, num_pairs = half == "gate_up", routed.order.shape[0]
     out_features, in_features = shape.matrix(half)
     x = gather(x, routed.order, routed.chosen.weights.shape[1]) if first else x.contiguous()

@@ -26,8 +26,9 @@ class GroupedExpertWeights(ExpertWeights):
     def product(
         self, half: Half, x: Tensor, routed: Routed, tiles: ProductTiles, added: triton_grouped.Added | None
     ) -> Tensor:
-        """Compute one half. gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H]
-        by pair, weighted. `added`: only if `takes_adapters`."""
+        """Return one half of the experts for all pairs of token and expert. gate_up: x [T, H] yields activated [pairs, I] in sorted
+        order. down: x [pairs, I] in sorted order yields weighted [pairs, H] in the order of pairs. `added`: only if
+        `takes_adapters`."""
 
     def mix(
         self, x: Tensor, logits: Tensor, routing: Routing, e_score_correction_bias: Tensor | None, plus: Tensor | None,

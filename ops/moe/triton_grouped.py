@@ -276,8 +276,8 @@ def _add_parts(
 
 
 def add_parts(parts: Tensor, chosen: Tensor, shape: ExpertShape, plus: Tensor | None) -> Tensor:
-    """Sum each token's parts [T * top_k, H] of experts in `shape`, plus [T, H] -> [T, H]. `chosen` [T, top_k] int32: the
-    experts."""
+    """Return the sum [T, H] of each token's `parts` [T * top_k, H] from experts in `shape`, and of `plus` [T, H]. `chosen` [T,
+    top_k] int32: the chosen experts."""
     (num_tokens, top_k), hidden = chosen.shape, parts.shape[1]
     out = torch.empty((num_tokens, hidden), dtype=parts.dtype, device=parts.device)
     lanes = min(1024, triton.next_power_of_2(hidden))
@@ -305,8 +305,8 @@ def product(
     shape: ExpertShape, half: Half, codes: Codes, bias: Tensor | None, x: Tensor, routed: Routed, tiles: ProductTiles,
     added: Added | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute a half. gate_up: x [T, H] -> [pairs, I] by place, activated; down: x [pairs, I] by place -> [pairs, H] by
-    pair, weighted."""
+    """Return one half of the experts for all pairs of token and expert. gate_up: x [T, H] yields activated [pairs, I] in sorted
+    order. down: x [pairs, I] in sorted order yields weighted [pairs, H] in the order of pairs."""
     first, num_pairs, columns = half == "gate_up", routed.order.shape[0], _max_columns(codes, tiles)
     out_features = shape.intermediate_size if first else shape.hidden_size
     out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)

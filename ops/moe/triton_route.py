@@ -242,7 +242,7 @@ def _gather(
 
 
 def gather(x: Tensor, order: Tensor, top_k: int) -> Tensor:
-    """Gather the row of each pair's token from x [T, H], by order [T * top_k] int32 (`Routed`) -> [T * top_k, H]."""
+    """Return [T * top_k, H]: for each pair in `order` [T * top_k] int32 (`Routed`), the row of its token in x [T, H]."""
     num_pairs, width = order.shape[0], x.shape[1]
     out = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     lanes = min(2048, triton.next_power_of_2(width))

@@ -15,9 +15,9 @@ _SAMPLE_BYTES = 64 << 10  # at the start and the end of each file of weights
 
 
 def folder_key(folder: Path) -> bytes:
-    """Return the folder's key, 32 random bytes with which block names are hashed. The first server that uses the folder creates
-    it. Without the key, nobody can find a prompt's blocks or check to which prompt a file belongs. Raises OSError if the key
-    cannot be read or written, and ValueError if it has another length."""
+    """Return the folder's key, 32 random bytes with which block names are hashed. The first server that uses the folder creates it.
+    Without the key, a prompt's blocks cannot be found, and a file cannot be matched to a prompt. Raises OSError if the key cannot
+    be read or written, and ValueError if it has another length."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     path = folder / _KEY_FILE
