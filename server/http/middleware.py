@@ -135,6 +135,8 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             scope, receive, send = await as_request(scope, receive, send)
+        elif scope["type"] != "http":
+            return  # a lifespan: there is nothing to start here
         scope["app"] = self  # Starlette's Router then raises what it would answer
         call = call_in(scope)
         call.begin(scope)

@@ -154,3 +154,10 @@ async def test_bodies_of_streams_go_past():
     await cors.around(errors_layer)(scope, None, server_send)
     assert found["send_body"] is server_send
     assert (b"access-control-allow-origin", PAGE.encode()) in sent[0]["headers"]
+
+
+async def test_a_lifespan_reaches_no_layer_of_requests():
+    async def app(scope, receive, send):
+        raise AssertionError("a lifespan is no request")
+
+    await RequestMiddleware(app, HttpStats(), access_log=False)({"type": "lifespan"}, None, None)
