@@ -41,7 +41,7 @@ class LiveTranscript:
         self._speech = speech
         self._decoder = WindowDecoder(config, call, loaded, speech, request, id)
         self._language = request.language
-        self._before = self._prompt_ids(request.prompt)
+        self._before = self._decoder.prompt_ids(request.prompt)
         self._pieces: list[Float32s] = []  # of the window
         self._window_samples = 0
         self._attempted_samples = 0
@@ -51,12 +51,6 @@ class LiveTranscript:
         self._last: list[int] = []  # what the last attempt drew behind them
         self._settled_text = ""
         self._has_entered = self._has_ended = False
-
-    def _prompt_ids(self, text: str | None) -> list[int]:
-        if not text or not text.strip():
-            return []
-        ids = self._loaded.tokenizer.encode(f" {text.strip()}", add_special_tokens=False, plain=True)
-        return ids[-(self._loaded.engine.model.max_model_len // 2 - 1) :]
 
     def append(self, samples: Float32s) -> None:
         self._pieces.append(samples)

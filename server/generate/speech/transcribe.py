@@ -75,18 +75,8 @@ class _Run:
         self._progress = progress
         self._decoder = WindowDecoder(config, call, loaded, speech, request, id)
         self._at_once = min(MAX_AT_ONCE, config.max_num_seqs_per_key or MAX_AT_ONCE)
-        self._before = self._prompt_ids(request.prompt)
+        self._before = self._decoder.prompt_ids(request.prompt)
         self._language = request.language
-
-    def _prompt_ids(self, text: str | None) -> list[int]:
-        if not text or not text.strip():
-            return []
-        ids = self._loaded.tokenizer.encode(f" {text.strip()}", add_special_tokens=False, plain=True)
-        return ids[-self._max_before :]
-
-    @property
-    def _max_before(self) -> int:
-        return self._loaded.engine.model.max_model_len // 2 - 1
 
     async def result(self, note: NoteText | None) -> Spoken:
         rate = self._format.info.sample_rate
@@ -152,7 +142,7 @@ class _Run:
             if request.after_text:
                 cold = window.temperature < WARM_TEMPERATURE
                 before = [*self._before, *(id for s, _ in found for id in s.tokens)] if cold else self._before
-                before = tokens_before([before], self._format.timestamp_begin, self._max_before)
+                before = tokens_before([before], self._format.timestamp_begin, self._decoder.max_before)
             advance = advance or num_frames
             self._progress(min(advance, num_frames) * frames_s)
             seek += advance

@@ -72,6 +72,18 @@ class WindowDecoder:
         """Load the model if it is not loaded. Raises the same errors as `LoadedModel.enter`."""
         await self._loaded.enter(self._call, self._terms.deadline_s)
 
+    @property
+    def max_before(self) -> int:
+        """Maximum number of tokens of earlier text in a prompt."""
+        return self._loaded.engine.model.max_model_len // 2 - 1
+
+    def prompt_ids(self, text: str | None) -> list[int]:
+        """Return the token ids of the client's `prompt`: the last ones if there are more than `max_before`."""
+        if not text or not text.strip():
+            return []
+        ids = self._loaded.tokenizer.encode(f" {text.strip()}", add_special_tokens=False, plain=True)
+        return ids[-self.max_before :]
+
     async def language(self, item: api.MediaItem) -> str:
         """Return the code of the most likely language of a window. Raises ApiError or EngineError."""
         codes = {id: code for code, id in self._format.languages.items()}
