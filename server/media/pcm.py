@@ -32,13 +32,13 @@ class PcmReader:
         self._decoder.sample_rate, self._decoder.layout = rate, "mono"
         self._to_rate = to_rate
         self._resampler = self._new_resampler()
-        self._sample_bytes = 2 if encoding == "audio/pcm" else 1
+        self.sample_bytes = 2 if encoding == "audio/pcm" else 1
         self._rest = b""
 
     def feed(self, data: bytes) -> Float32s:
         """Decode the next bytes of the stream. Return the output samples, float32 [N]. `data` may begin or end within a sample."""
         data = self._rest + data
-        end = len(data) - len(data) % self._sample_bytes
+        end = len(data) - len(data) % self.sample_bytes
         self._rest = data[end:]
         pieces = [data[start : min(start + _PIECE_BYTES, end)] for start in range(0, end, _PIECE_BYTES)]
         frames = [frame for piece in pieces for frame in self._decoder.decode(self._packet(piece))]

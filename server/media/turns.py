@@ -30,7 +30,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class SpeechAudio:
     """Event: audio samples [N] of the current speech."""
 
     samples: Float32s
@@ -43,7 +43,7 @@ class Ended:
     at: int
 
 
-Turn = Began | Heard | Ended
+Turn = Began | SpeechAudio | Ended
 
 
 class Turns:
@@ -79,7 +79,7 @@ class Turns:
         if self.is_speech:
             rest, self._rest = self._rest, self._rest[:0]
             self._num_samples += len(rest)
-            yield Heard(rest)
+            yield SpeechAudio(rest)
             yield self._ended()
 
     def _frame(self, frame: Float32s, level_db: float) -> Iterator[Turn]:
@@ -87,7 +87,7 @@ class Turns:
         self._background_db = max(min(level_db, self._background_db + CLIMB_DB), self._threshold_db - MARGIN_DB)
         if self.is_speech:
             self._num_silent = 0 if is_loud else self._num_silent + 1
-            yield Heard(frame)
+            yield SpeechAudio(frame)
             if self._num_silent >= self._max_silent:
                 yield self._ended()
             return
@@ -98,7 +98,7 @@ class Turns:
             self._recent.clear()
             self.is_speech, self._num_silent = True, 0
             yield Began(self._num_samples - len(before))
-            yield Heard(before)
+            yield SpeechAudio(before)
 
     def _ended(self) -> Ended:
         self.is_speech, self._num_loud = False, 0
@@ -106,15 +106,15 @@ class Turns:
 
 
 def joined(turns: Iterable[Turn]) -> Iterator[Turn]:
-    """Yield `turns` with each sequence of consecutive Heard events concatenated to one."""
+    """Yield `turns` with each sequence of consecutive SpeechAudio events concatenated to one."""
     pieces: list[Float32s] = []
     for turn in turns:
-        if isinstance(turn, Heard):
+        if isinstance(turn, SpeechAudio):
             pieces.append(turn.samples)
             continue
         if pieces:
-            yield Heard(np.concatenate(pieces))
+            yield SpeechAudio(np.concatenate(pieces))
             pieces = []
         yield turn
     if pieces:
-        yield Heard(np.concatenate(pieces))
+        yield SpeechAudio(np.concatenate(pieces))

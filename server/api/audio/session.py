@@ -54,7 +54,7 @@ from server.http.schema import readable, refusal_of
 from server.http.websocket import Code, Socket
 from server.media.log_mel import Float32s
 from server.media.pcm import PcmReader
-from server.media.turns import Began, Ended, Heard, Turn, Turns, joined
+from server.media.turns import Began, Ended, SpeechAudio, Turn, Turns, joined
 from server.models import lookup
 from server.models.model import LoadedModel
 
@@ -209,8 +209,8 @@ class LiveSession:
     async def _update(self, given: SessionUpdate) -> None:
         wanted = given.applied_to(self._input)
         before = self._input
-        hears_anew = (wanted.format, wanted.turn_detection) != (before.format, before.turn_detection)
-        if hears_anew and self._item is not None:
+        is_new_input = (wanted.format, wanted.turn_detection) != (before.format, before.turn_detection)
+        if is_new_input and self._item is not None:
             raise InvalidRequest(
                 "Format and turn detection cannot change during a turn: commit or clear its audio first",
                 param="session.audio.input",
@@ -222,17 +222,15 @@ class LiveSession:
         if loaded.require_speech().format.info.sample_rate != self._rate:
             raise InvalidRequest("This model has another sample rate: open another session", param="session.model")
         self._loaded, self._input = loaded, wanted
-        if hears_anew:
+        if is_new_input:
             self._listen()
         await self._send(SessionUpdated(self._event_id(), self._session()))
 
     async def _append(self, audio: bytes) -> None:
-        audio_format = self._input.format
-        sample_bytes = 2 if audio_format.type == "audio/pcm" else 1
-        size = int(PART_S * audio_format.hertz) * sample_bytes
+        size = int(PART_S * self._input.format.hertz) * self._pcm.sample_bytes
         for start in range(0, len(audio), size):
             part, pcm = audio[start : start + size], self._pcm
-            await self._hear(len(part), partial(pcm.feed, part))
+            await self._detect(len(part), partial(pcm.feed, part))
             while self._behind_s > MAX_BEHIND_S:
                 self._room.clear()
                 await self._room.wait()
@@ -244,13 +242,13 @@ class LiveSession:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def _hear(self, num_bytes: int, read: Callable[[], Float32s]) -> None:
+    async def _detect(self, num_bytes: int, read: Callable[[], Float32s]) -> None:
         """Detect speech in the samples that `read` decodes on a thread from `num_bytes` bytes. Raises TooManyRequests."""
         turns = self._turns
 
         def work() -> tuple[int, list[Turn]]:
             samples = read()
-            found = [Heard(samples)] if turns is None else turns.feed(samples)
+            found = [SpeechAudio(samples)] if turns is None else turns.feed(samples)
             return len(samples), list(joined(found))
 
         num_samples, found = await self._speech.workers.run(num_bytes // AUDIO_BYTES_PER_CHAR, work, self._call.caller)
@@ -263,7 +261,7 @@ class LiveSession:
             case Began():
                 item = self._begin()
                 await self._send(SpeechStarted(self._event_id(), item.id, self._milliseconds(turn.at)))
-            case Heard():
+            case SpeechAudio():
                 item = self._item or self._begin()
                 if not item.is_dropped and len(turn.samples):
                     item.transcript.append(turn.samples)
@@ -277,11 +275,11 @@ class LiveSession:
 
     async def _end_turn(self) -> None:
         """End the current speech at the client's request. Raises NoAudio if the speech is too short."""
-        await self._hear(0, self._pcm.flush)
+        await self._detect(0, self._pcm.flush)
         if self._item is None or self._item.transcript.num_samples < MIN_ITEM_S * self._rate:
             raise NoAudio
         for turn in () if self._turns is None else self._turns.end():
-            if isinstance(turn, Heard):
+            if isinstance(turn, SpeechAudio):
                 await self._follow(turn)
         await self._commit()
 
